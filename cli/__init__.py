@@ -1,0 +1,1 @@
+"""The command line: `onnx-sublinear`, one file for each command."""

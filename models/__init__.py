@@ -1,0 +1,1 @@
+"""Reference networks as ONNX training graphs: builders, committed golden graphs, feeds to run them."""

@@ -1,0 +1,332 @@
+"""The main path: a training graph in, an equivalent one with a smaller peak out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnx import ModelProto
+
+from onnx_sublinear.errors import BudgetError, UsageError
+from onnx_sublinear.graph import GraphIndex
+from onnx_sublinear.model_io import load_model
+from onnx_sublinear.ops.traits import Target
+from onnx_sublinear.passes import Pass, PassResult, Pipeline
+from onnx_sublinear.passes.prepare import prepare
+from onnx_sublinear.passes.recompute import RecomputePass
+from onnx_sublinear.passes.registry import default_passes
+from onnx_sublinear.planners import RematPlan
+from onnx_sublinear.runtime_model import lower_bound
+from onnx_sublinear.sizes import free_symbols
+from onnx_sublinear.training_graph import TrainingGraph
+from onnx_sublinear.units import format_bytes
+
+__all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
+
+_BUDGET_ATTEMPTS = 4
+_TARGETS: tuple[Target, ...] = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `optimize` did. Bytes are simulated: arena and memory pattern off, feeds and initializers not counted.
+
+    Attributes:
+        peak_before_bytes: of the input in the runtime's DEFAULT order.
+        peak_after_bytes: of the result, in the worse of the DEFAULT and PRIORITY orders.
+        peaks_before: of the input by order.
+        peaks_after: of the result by order.
+        lower_bound_bytes: the largest bytes that any single node needs at once.
+        overhead: cost of the clones / cost of the step.
+        forward_share: cost of the clones / cost of the forward section.
+        clones: number of recompute clones.
+        barriers: number of nodes that only order others.
+        strategy: the planner that made the plan, "" where nothing is recomputed.
+        unknown_size_names: tensors whose size is unknown; they are neither shared nor recomputed.
+        arena_bytes: size of the one block that the plan in the model's metadata packs all buffers into.
+        inplace_bytes: bytes of outputs that live in their input's buffer.
+        recomputed: clones by operator.
+        nodes_before: nodes of the main graph before.
+        nodes_after: nodes of the main graph after.
+        seconds: wall time.
+        notes: what a user should know, one line each.
+    """
+
+    peak_before_bytes: int
+    peak_after_bytes: int
+    peaks_before: Mapping[str, int]
+    peaks_after: Mapping[str, int]
+    lower_bound_bytes: int
+    overhead: float
+    forward_share: float
+    clones: int
+    barriers: int
+    strategy: str
+    unknown_size_names: tuple[str, ...]
+    arena_bytes: int
+    inplace_bytes: int
+    recomputed: Mapping[str, int]
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unknown_size_tensors(self) -> int:
+        """How many tensors have an unknown size."""
+        return len(self.unknown_size_names)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `optimize` returns.
+
+    Attributes:
+        model: the optimized model; the model given where nothing could be gained.
+        plan: the recomputation plan, or None where nothing is recomputed.
+        report: the figures.
+    """
+
+    model: ModelProto
+    plan: RematPlan | None
+    report: Report
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Where the memory of a training graph goes (simulated, bytes).
+
+    Attributes:
+        peak_default_bytes: in the runtime's DEFAULT order.
+        peak_priority_bytes: in its PRIORITY_BASED order.
+        lower_bound_bytes: the largest bytes that any single node needs at once.
+        lower_bound_node: that node.
+        largest: (tensor, bytes, operator that makes it), the largest first.
+        timeline: live bytes at each step of the DEFAULT order.
+        forward_nodes: nodes of the forward section.
+        gradient_nodes: nodes of the gradient section.
+        losses: the tensors taken as loss.
+        symbols: symbolic dims of the graph inputs.
+        unknown_size_names: tensors whose size is unknown.
+        notes: what a user should know, one line each.
+    """
+
+    peak_default_bytes: int
+    peak_priority_bytes: int
+    lower_bound_bytes: int
+    lower_bound_node: str
+    largest: tuple[tuple[str, int, str], ...]
+    timeline: tuple[int, ...]
+    forward_nodes: int
+    gradient_nodes: int
+    losses: tuple[str, ...]
+    symbols: tuple[str, ...]
+    unknown_size_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def optimize(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    budget: int | str | None = None,
+    max_overhead: float | str | None = None,
+    strategy: str = "auto",
+    dims: Mapping[str, int] | None = None,
+    loss: Sequence[str] = (),
+    target: str = "cpu",
+    passes: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Result:
+    """Returns an equivalent training graph that needs less memory.
+
+    Args:
+        model: a training graph (forward, loss and gradients in one model), or the path of one. It is not changed.
+        budget: bytes that the peak must not pass, a size such as "2GiB", or a share of the peak before ("60%").
+        max_overhead: cost of the recomputation / cost of the step, at most, as a fraction or "20%".
+            Without `budget` and `max_overhead`: the smallest peak for at most one extra forward pass.
+        strategy: who plans; "auto" chooses.
+        dims: values of symbolic dims, for planning; the result is right at every other value too.
+        loss: names of the loss tensors, where they cannot be found by name and shape.
+        target: "cpu" or "cuda": whose in-place kernels hold.
+        passes: a pipeline's text form to run instead of the default one.
+        progress: called with the name of each stage when it starts.
+
+    Raises:
+        ModelError: the model is not usable.
+        BudgetError: the budget cannot be met.
+        UsageError: an argument does not fit.
+    """
+    started = time.perf_counter()
+    graph = _graph(model, dims, loss, target)
+    _announce(progress, "sizes")
+    before = {name: run.peak_bytes for name, run in graph.simulations.items()}
+    if passes is not None:
+        result = _pipeline(Pipeline.parse(passes).passes, progress)(graph)
+    else:
+        result = _plan_and_rewrite(graph, before, budget, max_overhead, strategy, progress)
+    return _result(graph, before, result, started)
+
+
+def inspect(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    dims: Mapping[str, int] | None = None,
+    loss: Sequence[str] = (),
+    target: str = "cpu",
+) -> Inspection:
+    """Says where the memory of a training graph goes. Arguments and errors as for `optimize`."""
+    graph = _graph(model, dims, loss, target)
+    index, sizes = graph.index, graph.sizes
+    bound, node = lower_bound(graph.runtime)
+    tensors = [(name, sizes.bytes_of(name) or 0, index.nodes[p].op_type) for name, p in index.producer.items()]
+    forward = sum(graph.sections.forward)
+    return Inspection(
+        peak_default_bytes=graph.simulations["default"].peak_bytes,
+        peak_priority_bytes=graph.simulations["priority"].peak_bytes,
+        lower_bound_bytes=bound,
+        lower_bound_node="" if node < 0 else index.nodes[node].name or next(iter(index.nodes[node].output), ""),
+        largest=tuple(sorted(tensors, key=lambda t: (-t[1], t[0]))[:20]),
+        timeline=tuple(graph.simulations["default"].profile),
+        forward_nodes=forward,
+        gradient_nodes=len(index.nodes) - forward,
+        losses=graph.sections.losses,
+        symbols=tuple(free_symbols(index)),
+        unknown_size_names=tuple(sizes.unknown),
+        notes=graph.sections.notes,
+    )
+
+
+def _graph(
+    model: ModelProto | str | os.PathLike[str], dims: Mapping[str, int] | None, loss: Sequence[str], target: str
+) -> TrainingGraph:
+    if target not in _TARGETS:
+        raise UsageError(f"there is no target '{target}'", f"targets: {', '.join(_TARGETS)}")
+    if not isinstance(model, ModelProto):
+        model = load_model(model)
+    known: Target = "cpu" if target == "cpu" else "cuda"
+    return TrainingGraph(prepare(model), dict(dims or {}), tuple(loss), known)
+
+
+def _announce(progress: Callable[[str], None] | None, stage: str) -> None:
+    if progress is not None:
+        progress(stage)
+
+
+def _pipeline(passes: Sequence[Pass], progress: Callable[[str], None] | None) -> Pipeline:
+    def call_back(previous: Pass | None, graph: TrainingGraph, following: Pass | None) -> None:
+        del previous, graph
+        if following is not None:
+            _announce(progress, following.name)
+
+    return Pipeline(tuple(passes), call_back)
+
+
+def _plan_and_rewrite(
+    graph: TrainingGraph,
+    before: Mapping[str, int],
+    budget: int | str | None,
+    max_overhead: float | str | None,
+    strategy: str,
+    progress: Callable[[str], None] | None,
+) -> PassResult:
+    """The default pipeline; where it gains nothing, the same without recomputation; else the graph as it was."""
+    notes = (*graph.sections.notes, *_symbol_notes(graph))
+    if not graph.sections.has_gradients:
+        return PassResult(graph, notes=(*notes, "nothing to do"))
+    recompute = RecomputePass(
+        budget="" if budget is None else str(budget),
+        max_overhead="" if max_overhead is None else str(max_overhead),
+        strategy=strategy,
+    )
+    limit = recompute.limit(graph).budget_bytes
+    candidates = [_within_budget(graph, recompute, limit, progress)]
+    if not _never_worse(before, candidates[0].graph):
+        candidates.append(_pipeline(default_passes(None), progress)(graph))
+    for candidate in candidates:
+        if _never_worse(before, candidate.graph) and _worst(candidate.graph) < _worst(graph):
+            if limit is None or _worst(candidate.graph) <= limit:
+                return replace(candidate, notes=(*notes, *candidate.notes))
+    if limit is not None and _worst(graph) > limit:
+        smallest = min(_worst(candidate.graph) for candidate in candidates)
+        raise _over_budget(graph, limit, smallest)
+    return PassResult(graph, notes=(*notes, "nothing to do: no rewrite lowers the peak"))
+
+
+def _within_budget(
+    graph: TrainingGraph, recompute: RecomputePass, limit: int | None, progress: Callable[[str], None] | None
+) -> PassResult:
+    """The pipeline's result; where later passes need more than the plan, with the plan's budget lowered by as much."""
+    smallest: int | None = None
+    for _ in range(_BUDGET_ATTEMPTS):
+        try:
+            result = _pipeline(default_passes(recompute), progress)(graph)
+        except BudgetError as error:
+            if smallest is None or limit is None:
+                raise
+            raise _over_budget(graph, limit, min(smallest, error.smallest_peak_bytes)) from error
+        worst = _worst(result.graph)
+        smallest = worst if smallest is None else min(smallest, worst)
+        if limit is None or worst <= limit:
+            return result
+        planned = recompute.limit(graph).budget_bytes or limit
+        recompute = replace(recompute, budget=str(int(planned * min(limit / worst, 0.99))))
+    return result
+
+
+def _over_budget(graph: TrainingGraph, limit: int, smallest: int) -> BudgetError:
+    floor, _ = lower_bound(graph.runtime)
+    return BudgetError(
+        f"the budget of {format_bytes(limit)} ({limit} bytes) cannot be met: the smallest peak found is "
+        f"{format_bytes(smallest)} ({smallest} bytes), and no plan can go below {format_bytes(floor)} ({floor} bytes)",
+        smallest,
+        floor,
+        "raise the budget, or make the batch smaller",
+    )
+
+
+def _worst(graph: TrainingGraph) -> int:
+    return max(run.peak_bytes for run in graph.simulations.values())
+
+
+def _never_worse(before: Mapping[str, int], graph: TrainingGraph) -> bool:
+    """Whether no order of the runtime needs more than before."""
+    return all(run.peak_bytes <= before[name] for name, run in graph.simulations.items())
+
+
+def _symbol_notes(graph: TrainingGraph) -> tuple[str, ...]:
+    free = [s for s in free_symbols(graph.index) if s not in graph.dims]
+    if not free or not graph.sizes.unknown:
+        return ()
+    options = " ".join(f"--dim {s}=N" for s in free)
+    return (f"{len(graph.sizes.unknown)} tensors have an unknown size: say {options} to plan for a size",)
+
+
+def _result(graph: TrainingGraph, before: Mapping[str, int], result: PassResult, started: float) -> Result:
+    after = {name: run.peak_bytes for name, run in result.graph.simulations.items()}
+    plan: RematPlan | None = result.facts.get("plan")
+    if plan is not None and not plan.clones:
+        plan = None
+    report = Report(
+        peak_before_bytes=before["default"],
+        peak_after_bytes=max(after.values()),
+        peaks_before=dict(before),
+        peaks_after=after,
+        lower_bound_bytes=lower_bound(graph.runtime)[0],
+        overhead=plan.overhead if plan else 0.0,
+        forward_share=plan.forward_share if plan else 0.0,
+        clones=plan.clones if plan else 0,
+        barriers=result.facts.get("barriers", 0),
+        strategy=plan.strategy if plan else "",
+        unknown_size_names=tuple(graph.sizes.unknown),
+        arena_bytes=result.facts.get("arena_bytes", 0),
+        inplace_bytes=result.facts.get("inplace_bytes", 0),
+        recomputed=dict(Counter(result.facts.get("recomputed", {}))),
+        nodes_before=len(graph.index.nodes),
+        nodes_after=len(GraphIndex(result.model).nodes) if result.modified else len(graph.index.nodes),
+        seconds=time.perf_counter() - started,
+        notes=tuple(dict.fromkeys(result.notes)),
+    )
+    return Result(result.model, plan, report)

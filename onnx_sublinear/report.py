@@ -1,0 +1,120 @@
+"""Reports of `optimize` and `inspect` as JSON and as text.
+
+JSON has exact bytes; text has sizes for people. The keys of the JSON form are fixed, more may follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnx_sublinear.errors import printable
+from onnx_sublinear.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from onnx_sublinear.api import Inspection, Report
+
+__all__ = ["aligned", "inspection_text", "optimize_text", "report_json", "sparkline", "to_json"]
+
+_MOST_NAMES = 5
+_BARS = " .:-=+*#%@"
+_TIMELINE_WIDTH = 72
+
+
+def to_json(value: object) -> str:
+    """`value` (dataclasses included) as indented JSON."""
+    return json.dumps(value, indent=2, default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "item"):
+        return value.item()
+    return str(value)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The fields of a report, and `unknown_size_tensors`, the number of `unknown_size_names`."""
+    return {**asdict(report), "unknown_size_tensors": report.unknown_size_tensors}
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """A table: columns two blanks apart, those in `right` flush right."""
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))] if rows else []
+    lines = (
+        "  ".join(
+            cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def optimize_text(report: Report) -> str:
+    """The table before/after, and what was recomputed."""
+    before, after = report.peak_before_bytes, report.peak_after_bytes
+    rows = [
+        ["", "before", "after", ""],
+        ["peak", format_bytes(before), format_bytes(after), format_share(after / before) if before else ""],
+        ["lower bound", format_bytes(report.lower_bound_bytes), "", ""],
+        ["nodes", str(report.nodes_before), str(report.nodes_after), f"{report.barriers} in barriers"],
+    ]
+    table = aligned(rows, right=(1, 2, 3))
+    per_op = sorted(report.recomputed.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{count} {op}" for op, count in per_op[:_MOST_NAMES])
+    more = f" and {len(per_op) - _MOST_NAMES} more operators" if len(per_op) > _MOST_NAMES else ""
+    lines = [table, ""]
+    if report.clones:
+        lines.append(f"recomputed {report.clones} nodes ({shown}{more}), strategy {report.strategy}")
+        step, forward = format_share(report.overhead), format_share(report.forward_share)
+        lines.append(f"extra work {step} of a step, {forward} of a forward pass")
+    elif after < before:
+        lines.append("nothing is recomputed: the order of the nodes alone makes the difference")
+    if report.unknown_size_tensors:
+        lines.append(f"{report.unknown_size_tensors} tensors of unknown size are not in these figures")
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join(lines)
+
+
+def inspection_text(inspection: Inspection) -> str:
+    """Peaks, lower bound, sections, largest tensors and the timeline of live bytes."""
+    where = f"at {printable(inspection.lower_bound_node)}" if inspection.lower_bound_node else ""
+    rows = [
+        ["peak, default order", format_bytes(inspection.peak_default_bytes), ""],
+        ["peak, priority order", format_bytes(inspection.peak_priority_bytes), ""],
+        ["lower bound", format_bytes(inspection.lower_bound_bytes), where],
+        ["nodes, forward section", str(inspection.forward_nodes), f"to {', '.join(map(printable, inspection.losses))}"],
+        ["nodes, gradient section", str(inspection.gradient_nodes), ""],
+    ]
+    parts = [aligned(rows, right=(1,))]
+    if inspection.largest:
+        table = [[printable(n), format_bytes(b), printable(p)] for n, b, p in inspection.largest]
+        parts += ["", aligned([["largest tensors", "size", "made by"], *table], right=(1,))]
+    if inspection.timeline:
+        line = sparkline(inspection.timeline, _TIMELINE_WIDTH)
+        parts += ["", "live bytes over the step (default order)", f"|{line}|"]
+    unknown = inspection.unknown_size_names
+    if unknown:
+        shown = ", ".join(map(printable, unknown[:_MOST_NAMES])) + (", ..." if len(unknown) > _MOST_NAMES else "")
+        parts += ["", f"{len(unknown)} tensors of unknown size are not in these figures: {shown}"]
+    if inspection.symbols:
+        parts.append(f"symbolic dims: {', '.join(map(printable, inspection.symbols))} (--dim NAME=N)")
+    return "\n".join([*parts, *(f"note: {note}" for note in inspection.notes)])
+
+
+def sparkline(values: Sequence[int], width: int) -> str:
+    """`values` as at most `width` characters, each for the largest value of its stretch, denser for larger ones."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    stretches = (values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width))
+    tops = [max(s) for s in stretches]
+    highest = max(tops) or 1
+    return "".join(_BARS[min(len(_BARS) - 1, t * len(_BARS) // highest)] for t in tops)

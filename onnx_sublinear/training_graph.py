@@ -1,0 +1,119 @@
+"""TrainingGraph: a model with the facts about it, each worked out once, when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from onnx import ModelProto
+
+from onnx_sublinear.costs import node_cost
+from onnx_sublinear.graph import GraphIndex, domain_of, nodes_at_any_depth
+from onnx_sublinear.ops.traits import Target
+from onnx_sublinear.runtime_model import RuntimeGraph, Simulation, executed_orders, runtime_graph, simulate
+from onnx_sublinear.sections import Sections, split_sections
+from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes, runtime_types
+
+__all__ = ["TrainingGraph"]
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A model and how to look at it.
+
+    Attributes:
+        model: the model; passes never change it, they return another.
+        dims: values of symbolic dims, for planning only.
+        losses: names of the loss tensors where the user gave them.
+        target: the execution provider that the plan is for.
+    """
+
+    model: ModelProto
+    dims: Mapping[str, int] = field(default_factory=dict)
+    losses: Sequence[str] = ()
+    target: Target = "cpu"
+
+    def with_model(
+        self,
+        model: ModelProto,
+        *,
+        sizes: TensorSizes | None = None,
+        visible: Mapping[str, TensorType] | None = None,
+        same_nodes: bool = False,
+    ) -> TrainingGraph:
+        """The same view of another model.
+
+        Args:
+            model: the other model.
+            sizes: its sizes, where the caller knows them.
+            visible: what the runtime sees of it, where the caller knows that.
+            same_nodes: whether its nodes and types are the same, so that every fact worked out so far holds.
+        """
+        other = replace(self, model=model)
+        known: dict[str, object] = {"sizes": sizes, "visible": visible}
+        if same_nodes:
+            names = ("index", "sizes", "sections", "visible", "runtime", "simulations", "costs", "needs_training_build")
+            known = {name: self.__dict__.get(name) for name in names}
+        other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
+        return other
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """The def-use index."""
+        return GraphIndex(self.model)
+
+    @cached_property
+    def sizes(self) -> TensorSizes:
+        """Bytes of every tensor."""
+        return infer_sizes(self.index, self.dims)
+
+    @cached_property
+    def sections(self) -> Sections:
+        """Forward and gradient section."""
+        return split_sections(self.index, self.sizes, self.losses)
+
+    @cached_property
+    def needs_training_build(self) -> bool:
+        """Whether the graph has operators that only onnxruntime-training runs."""
+        return any(
+            n.op_type.endswith("Grad") or n.op_type in _TRAINING_ONLY
+            for n in nodes_at_any_depth(self.index.nodes)
+            if domain_of(n) in ("", "com.microsoft")
+        )
+
+    @cached_property
+    def visible(self) -> Mapping[str, TensorType]:
+        """The types that the runtime knows."""
+        return runtime_types(self.index)
+
+    @cached_property
+    def runtime(self) -> RuntimeGraph:
+        """The file as the runtime sees it."""
+        return runtime_graph(
+            self.index, self.sizes, visible=self.visible, target=self.target, training=self.needs_training_build
+        )
+
+    @cached_property
+    def simulations(self) -> dict[str, Simulation]:
+        """What each order of the runtime needs: "default" and "priority"."""
+        orders = executed_orders(self.runtime, training=self.needs_training_build)
+        return {name: simulate(self.runtime, order) for name, order in orders.items()}
+
+    @cached_property
+    def costs(self) -> list[int]:
+        """Per node its cost in FLOP equivalents."""
+        bound, opset = self.sizes.bound, self.index.opset.get("", 1)
+        return [
+            node_cost(n, [bound.get(t) for t in n.input], [bound.get(t) for t in n.output], opset)
+            for n in self.index.nodes
+        ]
+
+
+_TRAINING_ONLY = frozenset(
+    {
+        *("InPlaceAccumulator", "InPlaceAccumulatorV2", "BatchNormInternal", "SoftmaxCrossEntropyLossInternal"),
+        *("ReduceSumTraining", "SplitTraining", "ConcatTraining", "GeluGrad", "BiasGeluGrad_dX", "ZeroGradient"),
+        *("BiasFastGeluGrad_dX", "PassThrough", "Group", "YieldOp", "SoftmaxGrad_13", "LogSoftmaxGrad_13"),
+    }
+)

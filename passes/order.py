@@ -1,0 +1,209 @@
+"""Pass `order`: makes the file order hold at run time, in every order that a session can have.
+
+The runtime ignores the order of nodes in a file: by default it runs them depth-first from the last leaf, so weight
+gradients and recompute clones run at the wrong time and everything stays alive.
+
+Stages:
+1. Choose the schedule: the file order (a plan's schedule), or one derived from it that needs less.
+2. Split it into stages with barriers between them, at first only in front of recomputation; simulate the runtime's
+   orders; where one needs more than the schedule, split the stage in which it does; repeat.
+3. Write nodes, barriers, and the type of every tensor that inference knows (the runtime reuses no buffer of
+   unknown shape).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnx_sublinear.passes.barriers import Layout, StageRules, lay_out
+from onnx_sublinear.passes.base import Pass, PassResult
+from onnx_sublinear.passes.emission import emit
+from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
+from onnx_sublinear.runtime_model import executed_orders, simulate
+from onnx_sublinear.scheduling import base_orders, fixed_nodes, hoist
+from onnx_sublinear.training_graph import TrainingGraph
+
+__all__ = ["OrderPass"]
+
+_SMALL_SHARE = 1 / 2000  # of the schedule's peak: a node that moves less may run at any time
+_TOLERANCE = 1.02
+_ROUNDS = 40
+_MOST_ENTRIES = 8
+_ENTRY_SHARE = 0.02  # of all bytes: what may lie in front of every entry view
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A layout and what the runtime makes of it.
+
+    Attributes:
+        layout: the layout.
+        peaks: peak bytes by order.
+        crowded: stages in which an order needs more than the schedule.
+        held_bytes: peak of the schedule itself with the buffers that the runtime holds for later tensors.
+    """
+
+    layout: Layout
+    peaks: dict[str, int]
+    crowded: set[int]
+    held_bytes: int
+
+    @property
+    def worst_bytes(self) -> int:
+        return max(self.peaks.values())
+
+
+@dataclass(frozen=True)
+class OrderPass(Pass):
+    """Orders nodes and adds the dependencies that keep every runtime order to the schedule."""
+
+    name: ClassVar[str] = "order"
+
+    def __call__(self, graph: TrainingGraph) -> PassResult:
+        """Schedules, adds barriers, writes types."""
+        if not graph.index.nodes:
+            return PassResult(graph)
+        schedule, planned = _best_schedule(graph)
+        trials = _Search(graph, schedule, planned).run()
+        emitted = [emit(graph, trial.layout, private=not graph.needs_training_build) for trial in trials]
+        ordered, barriers = min(emitted, key=lambda e: max(run.peak_bytes for run in e[0].simulations.values()))
+        return PassResult(ordered, True, facts={"scheduled_bytes": planned, "barriers": barriers})
+
+
+def _has_clones(graph: TrainingGraph) -> bool:
+    return any(role_of(n) == ROLE_CLONE for n in graph.index.nodes)
+
+
+def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
+    """The candidate schedule of smallest peak, and the peak in bytes."""
+    in_file, fixed = graph.index.order, fixed_nodes(graph)
+    candidates = [in_file, hoist(graph.runtime, in_file, fixed)]
+    if not _has_clones(graph):
+        candidates += base_orders(graph)
+    peaks = [simulate(graph.runtime, order, reuse=False).peak_bytes for order in candidates]
+    best = min(range(len(candidates)), key=peaks.__getitem__)
+    return candidates[best], peaks[best]
+
+
+def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
+    runtime, index, types = graph.runtime, graph.index, graph.sizes.types
+    tensor = [name in types and types[name].elem_type != 0 for name in runtime.names]
+    ranked = [t and types[name].shape is not None for t, name in zip(tensor, runtime.names, strict=True)]
+    captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
+    small = int(planned_bytes * _SMALL_SHARE)
+    moved = runtime.sizes
+    unknown = set(graph.sizes.unknown)
+    sized = [name not in unknown for name in runtime.names]
+
+    def is_small(kernel_values: Sequence[int]) -> bool:
+        return sum(moved[v] for v in kernel_values) <= small and all(sized[v] for v in kernel_values)
+
+    kernels = runtime.kernels
+    return StageRules(
+        viewable=ranked,
+        countable=tensor,
+        slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
+        small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
+        small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
+    )
+
+
+def _clone_starts(graph: TrainingGraph, schedule: Sequence[int], rules: StageRules) -> set[int]:
+    """Places at which a run of recompute clones starts that move more than next to nothing."""
+    is_clone = [role_of(n) == ROLE_CLONE for n in graph.index.nodes]
+    starts: set[int] = set()
+    start, heavy = -1, False
+    for place, k in enumerate(schedule):
+        if is_clone[k]:
+            start = place if start < 0 else start
+            heavy = heavy or not rules.small_output[k]
+        else:
+            if heavy:
+                starts.add(start)
+            start, heavy = -1, False
+    return starts
+
+
+class _Search:
+    """Adds barriers until both orders keep to the schedule's peak, or no stage can be split any more."""
+
+    def __init__(self, graph: TrainingGraph, schedule: Sequence[int], planned_bytes: int) -> None:
+        self.graph, self.schedule = graph, schedule
+        self.private = not graph.needs_training_build
+        self.limit = int(planned_bytes * _TOLERANCE)
+        self.rules = _stage_rules(graph, planned_bytes)
+
+    def attempt(self, starts: set[int], entries: Sequence[int]) -> _Trial:
+        """Lays out and simulates."""
+        layout = lay_out(self.graph.runtime, self.schedule, starts, self.rules, private=self.private, entries=entries)
+        held = simulate(layout.graph, range(len(layout.graph.kernels))).peak_bytes
+        limit = max(self.limit, int(held * _TOLERANCE))  # no order releases what is held for later tensors
+        peaks: dict[str, int] = {}
+        crowded: set[int] = set()
+        for name, order in executed_orders(layout.graph, training=self.graph.needs_training_build).items():
+            run = simulate(layout.graph, order)
+            peaks[name] = run.peak_bytes
+            if run.peak_bytes > limit:
+                crowded |= {
+                    layout.stages[layout.kernel_at[k]]
+                    for k, live in zip(order, run.profile, strict=True)
+                    if live > limit and layout.kernel_at[k] >= 0
+                }
+        return _Trial(layout, peaks, crowded, held)
+
+    def run(self) -> list[_Trial]:
+        """The best layout found, and, where buffers are held, also the best one with entry views."""
+        starts = _clone_starts(self.graph, self.schedule, self.rules)
+        first = self.refine(set(starts), ())
+        if not self.private or first.held_bytes <= self.limit:
+            return [first]
+        return [first, self.refine(set(starts), self.entries())]
+
+    def refine(self, starts: set[int], entries: Sequence[int]) -> _Trial:
+        """Splits crowded stages until there are none, or they cannot be split."""
+        best = trial = self.attempt(starts, entries)
+        for _ in range(_ROUNDS):
+            splits = _split_points(self.schedule, trial.layout.stages, trial.crowded)
+            if not splits:
+                break
+            starts |= splits
+            trial = self.attempt(starts, entries)
+            if trial.worst_bytes <= best.worst_bytes:
+                best = trial
+        return best
+
+    def entries(self) -> list[int]:
+        """The external values behind which the most bytes lie, one after the other until little is left."""
+        runtime = self.graph.runtime
+        origins: list[frozenset[int]] = [frozenset()] * len(runtime.names)
+        weight: dict[frozenset[int], int] = {}
+        for k in self.schedule:
+            kernel = runtime.kernels[k]
+            carried = next((origins[v] for v in kernel.reads if origins[v]), None)
+            if carried is None:
+                carried = frozenset(v for v in self.rules.slots[k] if runtime.external[v] and self.rules.viewable[v])
+            for v in kernel.writes:
+                origins[v] = carried
+            if carried and not self.rules.small_output[k]:
+                weight[carried] = weight.get(carried, 0) + sum(runtime.sizes[v] for v in kernel.writes)
+        enough = sum(weight.values()) * _ENTRY_SHARE
+        chosen: list[int] = []
+        while sum(weight.values()) > enough and len(chosen) < _MOST_ENTRIES:
+            counts: dict[int, int] = {}
+            for values, size in weight.items():
+                for v in values:
+                    counts[v] = counts.get(v, 0) + size
+            chosen.append(max(counts, key=lambda v: (counts[v], -v)))
+            weight = {values: size for values, size in weight.items() if chosen[-1] not in values}
+        return chosen
+
+
+def _split_points(schedule: Sequence[int], stages: Sequence[int], crowded: set[int]) -> set[int]:
+    """The middle of each crowded stage that has more than one node."""
+    bounds: dict[int, list[int]] = {}
+    for place, k in enumerate(schedule):
+        if stages[k] in crowded:
+            bounds.setdefault(stages[k], []).append(place)
+    return {places[len(places) // 2] for places in bounds.values() if len(places) > 1}
