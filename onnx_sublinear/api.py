@@ -27,6 +27,8 @@ from onnx_sublinear.units import format_bytes
 __all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
 
 _BUDGET_ATTEMPTS = 4
+_LEAST_GAIN = 0.01
+_LEAST_GAIN_BYTES = 4096
 _TARGETS: tuple[Target, ...] = ("cpu", "cuda")
 
 
@@ -246,9 +248,9 @@ def _plan_and_rewrite(
     if not _never_worse(before, candidates[0].graph):
         candidates.append(_pipeline(default_passes(None), progress)(graph))
     for candidate in candidates:
-        if _never_worse(before, candidate.graph) and _worst(candidate.graph) < _worst(graph):
-            if limit is None or _worst(candidate.graph) <= limit:
-                return replace(candidate, notes=(*notes, *candidate.notes))
+        fits = limit is None or _worst(candidate.graph) <= limit
+        if fits and _never_worse(before, candidate.graph) and _gains(before, candidate.graph):
+            return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
         smallest = min(_worst(candidate.graph) for candidate in candidates)
         raise _over_budget(graph, limit, smallest)
@@ -294,6 +296,14 @@ def _worst(graph: TrainingGraph) -> int:
 def _never_worse(before: Mapping[str, int], graph: TrainingGraph) -> bool:
     """Whether no order of the runtime needs more than before."""
     return all(run.peak_bytes <= before[name] for name, run in graph.simulations.items())
+
+
+def _gains(before: Mapping[str, int], graph: TrainingGraph) -> bool:
+    """Whether an order of the runtime needs less by an amount that is worth other nodes."""
+    return any(
+        before[name] - run.peak_bytes >= max(_LEAST_GAIN_BYTES, _LEAST_GAIN * before[name])
+        for name, run in graph.simulations.items()
+    )
 
 
 def _symbol_notes(graph: TrainingGraph) -> tuple[str, ...]:

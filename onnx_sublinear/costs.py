@@ -2,10 +2,11 @@
 
 One unit makes kernels of both kinds comparable: a GEMM is bound by arithmetic, elementwise work by memory. The
 balance is the ratio of the rates that ONNX Runtime's CPU kernels reach with one thread, measured by
-`benchmarks/workspace.py --rates` on an x86-64 server core (AVX2): GEMM and Conv 50-70 GFLOP/s, elementwise kernels
-on buffers that were used before 12-28 GB/s, so about 4 FLOPs a byte. A GPU's balance is higher: an A100 has
-19.5 TFLOP/s over 2.0 TB/s, about 10 (with TF32 or fp16 tensor cores 75 and more), so recomputing elementwise work
-is relatively dearer there; use a measured profile for such a target.
+`benchmarks/workspace.py --rates` on one core of an x86-64 server (AVX2): GEMM and Conv 60-75 GFLOP/s, elementwise
+kernels on buffers that were in use before 12-37 GB/s, so about 4 FLOPs a byte. A GPU's balance is higher: an A100 has
+19.5 TFLOP/s over 2.0 TB/s, about 10 (with TF32 or fp16 tensor cores 75 and more), so elementwise work is relatively
+dearer there; use a measured profile for such a target. The few microseconds that any kernel takes to start are not
+counted: they matter for tensors of a few KiB only.
 
 Costs per element beyond the moved bytes come from the same measurement (Exp and Tanh about 10, Log, Sin and Pow
 20-40, a random number about 300) and are FLOP equivalents as well. Views cost 0, every other node at least 1.

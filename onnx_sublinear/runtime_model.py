@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.liveness import Lifetime, live_profile, peak_of
-from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, traits_of
-from onnx_sublinear.ops.workspace import workspace_bytes
+from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, is_expanded, traits_of
+from onnx_sublinear.ops.workspace import run_overhead_bytes, workspace_bytes
 from onnx_sublinear.sizes import TensorSizes, TensorType, element_bits
 
 __all__ = [
@@ -50,6 +50,7 @@ class Kernel:
         workspace_bytes: scratch while it runs.
         first: Shape or Size, which the runtime hoists.
         broadcast: elementwise with the inputs' shapes made one.
+        late: the runtime puts other nodes in its place, which count as the last of the file.
     """
 
     reads: tuple[int, ...]
@@ -59,6 +60,7 @@ class Kernel:
     workspace_bytes: int = 0
     first: bool = False
     broadcast: bool = False
+    late: bool = False
 
 
 @dataclass
@@ -73,6 +75,8 @@ class RuntimeGraph:
         layouts: equal numbers mean "same size" in the allocation planner's sense; UNKNOWN_LAYOUT never matches.
         external: values that no kernel makes (inputs, initializers, constants).
         is_output: graph outputs.
+        frame_bytes: what the run itself holds beside tensors.
+        value_frame_bytes: the same for each value.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -82,6 +86,8 @@ class RuntimeGraph:
     layouts: list[int] = field(default_factory=list)
     external: list[bool] = field(default_factory=list)
     is_output: list[bool] = field(default_factory=list)
+    frame_bytes: int = 0
+    value_frame_bytes: int = 0
 
     def add_value(
         self, name: str, size_bytes: int, layout: int, *, shape: int = -1, external: bool = False, output: bool = False
@@ -139,7 +145,11 @@ def runtime_graph(
         training: the training build's kernels.
     """
     known = sizes.types if visible is None else visible
-    graph = RuntimeGraph()
+    unused = sum(name not in index.readers for name in index.inputs)
+    graph = RuntimeGraph(
+        frame_bytes=run_overhead_bytes(unused, len(index.inputs) + len(index.outputs)),
+        value_frame_bytes=run_overhead_bytes(1),
+    )
     ids: dict[str, int] = {}
     layouts: dict[tuple[int, tuple[int | str, ...]], int] = {}
     shapes: dict[tuple[int | str, ...], int] = {}
@@ -188,6 +198,7 @@ def runtime_graph(
                 else 0,
                 traits_of(node).first,
                 traits_of(node).broadcast,
+                is_expanded(node, index, training=training),
             )
         )
     return graph
@@ -197,6 +208,15 @@ def _edges(graph: RuntimeGraph) -> list[list[int]]:
     """Per kernel the producers of what it reads, one entry per slot."""
     made_by = graph.producers()
     return [[made_by[v] for v in kernel.reads if made_by[v] >= 0] for kernel in graph.kernels]
+
+
+def _places(graph: RuntimeGraph, rank: Sequence[int] | None) -> Sequence[int]:
+    """Per kernel its place in the file (`rank`, else its position), those put in place of others behind all."""
+    count = len(graph.kernels)
+    places: Sequence[int] = range(count) if rank is None else rank
+    if any(kernel.late for kernel in graph.kernels):
+        return [place + count * kernel.late for place, kernel in zip(places, graph.kernels, strict=True)]
+    return places
 
 
 def default_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None, training_build: bool = False) -> list[int]:
@@ -209,8 +229,8 @@ def default_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None, tra
     """
     edges = _edges(graph)
     count = len(edges)
-    by_rank: Sequence[int] = range(count) if rank is None else sorted(range(count), key=rank.__getitem__)
-    place = range(count) if rank is None else rank
+    place = _places(graph, rank)
+    by_rank: Sequence[int] = place if isinstance(place, range) else sorted(range(count), key=place.__getitem__)
     is_leaf = [True] * count
     for producers in edges:
         producers.sort(key=place.__getitem__)
@@ -256,7 +276,7 @@ def priority_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None) ->
     for k, producers in enumerate(edges):
         for p in producers:
             consumers[p].append(k)
-    place = range(len(edges)) if rank is None else rank
+    place = _places(graph, rank)
     kernels = graph.kernels
     ready = [(not kernels[k].first, place[k], k) for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
@@ -286,8 +306,8 @@ class Simulation:
     """The allocation plan for one order.
 
     Attributes:
-        peak_bytes: the largest live bytes, workspaces included.
-        profile: live bytes at each step, workspaces included.
+        peak_bytes: the largest live bytes, workspaces and the run's frame included.
+        profile: live bytes at each step, the same included.
         lifetimes: the buffers.
         buffer_of: per value the value whose buffer it lives in (itself, if it has its own; -1 for externals).
     """
@@ -380,7 +400,8 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
         for v in range(len(buffer))
         if born[v] >= 0 and sizes[v]
     ]
-    profile = live_profile(lifetimes, steps, [kernels[k].workspace_bytes for k in order])
+    frame = graph.frame_bytes + graph.value_frame_bytes * len(graph.names)
+    profile = live_profile(lifetimes, steps, [frame + kernels[k].workspace_bytes for k in order])
     located = [b if own[b] else -1 for b in buffer]
     return Simulation(peak_of(profile), profile, lifetimes, located)
 

@@ -1,4 +1,4 @@
-"""Barriers: data dependencies that make the runtime keep to a schedule, without changing a value.
+"""Barriers and views: what makes the runtime keep to a schedule, without changing a value.
 
 A schedule is split into stages. A stage may only start when the one before is complete: every node of it that would
 otherwise be free to run early (a root) reads one of its inputs through a view that is keyed on the last results
@@ -8,20 +8,22 @@ otherwise be free to run early (a root) reads one of its inputs through a view t
     shape = Min(token, ..., zeros[rank X])      always zeros: Reshape copies the dim where the shape says 0
     view  = Reshape(X, shape)                   view == X, in X's buffer; not mergeable with X by the runtime
 
-Stages:
-1. `Layout` places the kernels of a RuntimeGraph in stages and works out tokens and views, in integers, so that
-   many placements can be simulated without building a model.
-2. `emit` writes a layout into a model.
+A view can also stand for itself (a release): behind it, the runtime does not know the dims, so it holds no dead buffer
+for what is made from it.
+
+A `Layout` is the file for a schedule in integers, so that many can be simulated without building a model; `emission`
+writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from onnx_sublinear.runtime_model import Kernel, RuntimeGraph
+from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
 
-__all__ = ["Barrier", "Layout", "StageRules", "lay_out"]
+__all__ = ["Added", "Layout", "Placement", "StageRules", "lay_out"]
 
 _TOKEN_BYTES = 64
 
@@ -36,6 +38,7 @@ class StageRules:
         slots: per kernel the values that it reads through its own input slots (captured ones cannot be rerouted).
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
+        private: views are declared with dims of their own (`emission`), so that no buffer behind them is promised.
     """
 
     viewable: Sequence[bool]
@@ -43,45 +46,74 @@ class StageRules:
     slots: Sequence[Sequence[int]]
     small_output: Sequence[bool]
     small_all: Sequence[bool]
+    private: bool
 
 
-@dataclass
-class Barrier:
-    """The barrier in front of one stage.
+@dataclass(frozen=True)
+class Placement:
+    """Where barriers and releases stand.
 
     Attributes:
-        tokens: values whose Size is taken.
-        views: value -> id of its view in the laid-out graph.
-        readers: kernel -> value that it reads through the view.
+        starts: places in the schedule at which a stage starts.
+        entries: external values that the first stage reads through views.
+        releases: kernel -> values that it reads through views of its own.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    views: dict[int, int] = field(default_factory=dict)
-    readers: dict[int, int] = field(default_factory=dict)
+    starts: Collection[int] = frozenset()
+    entries: tuple[int, ...] = ()
+    releases: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Added:
+    """A node that a layout adds: `value` = token of, shape for, or view of `source`.
+
+    Attributes:
+        kind: which of the three.
+        value: id of what it makes.
+        source: the value whose size, rank or content it takes.
+        operands: tokens of a shape; the shape of a view.
+    """
+
+    kind: Literal["token", "shape", "view"]
+    value: int
+    source: int
+    operands: tuple[int, ...] = ()
 
 
 @dataclass
 class Layout:
-    """A schedule with barriers.
+    """The file for a schedule.
 
     Attributes:
-        schedule: kernels of the graph without barriers, in order.
-        stages: stage of each kernel (by kernel).
-        barriers: stage -> its barrier (stages that need none are missing).
-        graph: the file with the barrier nodes in it.
-        kernel_at: per kernel of `graph` the kernel that it stands for, or -1 for a barrier node.
+        stages: stage of each kernel of the graph without barriers.
+        graph: the file with the added nodes in it.
+        rows: per kernel of `graph` the kernel that it stands for, or the node that was added.
+        swaps: kernel -> {value: view that it reads instead}.
     """
 
-    schedule: Sequence[int]
     stages: Sequence[int]
-    barriers: dict[int, Barrier]
     graph: RuntimeGraph
-    kernel_at: list[int]
+    rows: list[int | Added] = field(default_factory=list)
+    swaps: dict[int, dict[int, int]] = field(default_factory=dict)
 
     @property
-    def barrier_nodes(self) -> int:
-        """How many nodes the barriers add."""
-        return len(self.graph.kernels) - len(self.schedule)
+    def added(self) -> int:
+        """How many nodes the layout adds."""
+        return sum(isinstance(row, Added) for row in self.rows)
+
+    def stage_at(self, kernel: int) -> int:
+        """The stage of a kernel of `graph`; -1 for an added node."""
+        row = self.rows[kernel]
+        return self.stages[row] if isinstance(row, int) else -1
+
+
+@dataclass
+class _Barrier:
+    """Tokens to take and values to view in front of a stage, and which kernel reads which view."""
+
+    tokens: list[int]
+    readers: dict[int, int]
 
 
 def _stage_numbers(schedule: Sequence[int], starts: Collection[int]) -> list[int]:
@@ -118,7 +150,7 @@ def _roots_and_sinks(
 
 def _barrier(
     graph: RuntimeGraph, roots: Iterable[int], sinks: Sequence[int], rules: StageRules, made_by: Sequence[int]
-) -> Barrier | None:
+) -> _Barrier | None:
     """The barrier that keeps `roots` behind `sinks`; None where the roots are behind them anyway."""
     token_of = {k: v for k in sinks for v in reversed(graph.kernels[k].writes) if rules.countable[v]}
     waiting: dict[int, list[int]] = {}  # root -> inputs that can be viewed
@@ -130,9 +162,7 @@ def _barrier(
         if missing and options:
             waiting[k] = options
             needed.update(dict.fromkeys(missing))
-    if not waiting:
-        return None
-    barrier = Barrier()
+    readers: dict[int, int] = {}
     sink_values = {v for s in sinks for v in graph.kernels[s].writes}
     while waiting:  # greedy cover: the value that most waiting roots read, results of the last stage first
         counts: dict[int, int] = {}
@@ -140,38 +170,21 @@ def _barrier(
             for v in options:
                 counts[v] = counts.get(v, 0) + 1
         chosen = max(counts, key=lambda v: (counts[v], v in sink_values, not graph.external[v], -v))
-        barrier.views[chosen] = -1
-        for k in [k for k, options in waiting.items() if chosen in options]:
-            barrier.readers[k] = chosen
+        covered = [k for k, options in waiting.items() if chosen in options]
+        readers.update(dict.fromkeys(covered, chosen))
+        for k in covered:
             del waiting[k]
-    single = next(iter(barrier.views)) if len(barrier.views) == 1 else None
-    barrier.tokens = [token_of[s] for s in needed if single is None or single not in graph.kernels[s].writes]
-    return barrier if barrier.tokens else None
+    viewed = set(readers.values())
+    single = viewed.pop() if len(viewed) == 1 else None
+    tokens = [token_of[s] for s in needed if single is None or single not in graph.kernels[s].writes]
+    return _Barrier(tokens, readers) if tokens else None
 
 
-def lay_out(
-    graph: RuntimeGraph,
-    schedule: Sequence[int],
-    starts: Collection[int],
-    rules: StageRules,
-    *,
-    private: bool,
-    entries: Sequence[int] = (),
-) -> Layout:
-    """The file for `schedule` with a barrier in front of each place in `starts`.
-
-    Args:
-        graph: the file without barriers.
-        schedule: its kernels in the order to keep.
-        starts: places in the schedule at which a stage starts.
-        rules: what a barrier may touch.
-        private: views are declared with dims of their own (`emission`), so that no buffer behind them is promised.
-        entries: external values that the first stage reads through views, to extend `private` to that stage.
-    """
-    made_by = graph.producers()
-    stages = _stage_numbers(schedule, starts)
+def _barriers(
+    graph: RuntimeGraph, schedule: Sequence[int], stages: Sequence[int], rules: StageRules, made_by: Sequence[int]
+) -> dict[int, _Barrier]:
     roots, sinks = _roots_and_sinks(graph, schedule, stages, rules, made_by)
-    barriers: dict[int, Barrier] = {}
+    barriers: dict[int, _Barrier] = {}
     frontier: list[int] = []  # what must be complete before the stage's roots run
     for stage in range(stages[schedule[-1]] + 1 if schedule else 0):
         members = roots.get(stage, [])
@@ -180,38 +193,123 @@ def lay_out(
             barriers[stage] = barrier
         # A stage without roots holds nothing back: what it should have waited for is still to be waited for.
         frontier = sinks.get(stage, []) if members else frontier + sinks.get(stage, [])
-    if entries:
-        barriers[0] = Barrier(
-            list(entries), dict.fromkeys(entries, -1), _entry_readers(schedule, stages, rules, entries)
+    return barriers
+
+
+class _Builder:
+    """Appends kernels to a layout."""
+
+    def __init__(self, graph: RuntimeGraph, stages: Sequence[int]) -> None:
+        laid = replace(
+            graph,
+            kernels=[],
+            names=list(graph.names),
+            sizes=list(graph.sizes),
+            shapes=list(graph.shapes),
+            layouts=list(graph.layouts),
+            external=list(graph.external),
+            is_output=list(graph.is_output),
         )
-    laid = replace(
-        graph,
-        kernels=[],
-        names=list(graph.names),
-        sizes=list(graph.sizes),
-        shapes=list(graph.shapes),
-        layouts=list(graph.layouts),
-        external=list(graph.external),
-        is_output=list(graph.is_output),
-    )
-    kernel_at: list[int] = []
+        self.layout = Layout(stages, laid)
+
+    def add(self, kind: Literal["token", "shape", "view"], source: int, operands: tuple[int, ...] = ()) -> int:
+        """Adds a node and returns the id of what it makes."""
+        laid = self.layout.graph
+        if kind == "view":
+            size = 0 if laid.external[source] else laid.sizes[source]
+            made = laid.add_value(laid.names[source], size, laid.layouts[source], shape=laid.shapes[source])
+            kernel = Kernel((source, *operands), (made,), alias=((source, made),))
+        else:
+            made = laid.add_value("", _TOKEN_BYTES, UNKNOWN_LAYOUT)
+            kernel = Kernel((source,) if kind == "token" else operands, (made,), first=kind == "token")
+        laid.kernels.append(kernel)
+        self.layout.rows.append(Added(kind, made, source, operands))
+        return made
+
+    def keep(self, k: int, kernel: Kernel) -> None:
+        """Adds an original kernel, reading its views."""
+        self.layout.graph.kernels.append(_swapped(kernel, self.layout.swaps.get(k, {})))
+        self.layout.rows.append(k)
+
+    def barrier(self, barrier: _Barrier) -> None:
+        """Adds a barrier's nodes and lets its readers read the views."""
+        tokens = tuple(self.add("token", v) for v in barrier.tokens)
+        viewed = dict.fromkeys(barrier.readers.values())
+        views = {v: self.add("view", v, (self.add("shape", v, tokens),)) for v in viewed}
+        for k, v in barrier.readers.items():
+            self.layout.swaps.setdefault(k, {})[v] = views[v]
+
+
+def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, rules: StageRules) -> Layout:
+    """The file for `schedule`.
+
+    Args:
+        graph: the file without barriers.
+        schedule: its kernels in the order to keep.
+        placement: where barriers and releases stand.
+        rules: what they may touch.
+    """
+    made_by = graph.producers()
+    stages = _stage_numbers(schedule, placement.starts)
+    barriers = _barriers(graph, schedule, stages, rules, made_by)
+    if placement.entries:
+        barriers[0] = _Barrier(list(placement.entries), _entry_readers(schedule, stages, rules, placement.entries))
+    builder = _Builder(graph, stages)
+    released = _ReleaseViews(builder, graph, placement.releases, made_by)
     open_stage = -1
     for k in schedule:
         if stages[k] != open_stage:
             open_stage = stages[k]
             if open_stage in barriers:
-                _place(laid, barriers[open_stage])
-                kernel_at += [-1] * (len(laid.kernels) - len(kernel_at))
-        barrier = barriers.get(open_stage)
-        viewed = barrier.readers.get(k) if barrier is not None else None
-        kernel = graph.kernels[k]
-        laid.kernels.append(
-            kernel if viewed is None or barrier is None else _reading(kernel, viewed, barrier.views[viewed])
-        )
-        kernel_at.append(k)
-    if private:
-        _make_private(laid, len(graph.names))
-    return Layout(schedule, stages, barriers, laid, kernel_at)
+                builder.barrier(barriers[open_stage])
+        released.before(k)
+        builder.keep(k, graph.kernels[k])
+        released.after(k)
+    if rules.private:
+        _make_private(builder.layout, len(graph.names))
+    return builder.layout
+
+
+class _ReleaseViews:
+    """Places the views of releases: right behind what makes the value, so that the runtime's order stays the same."""
+
+    def __init__(
+        self, builder: _Builder, graph: RuntimeGraph, releases: Mapping[int, tuple[int, ...]], made_by: Sequence[int]
+    ) -> None:
+        self.builder = builder
+        self.behind: dict[int, list[tuple[int, int]]] = {}  # producer -> (reader, value)
+        self.external: dict[int, list[int]] = {}
+        self.shapes: dict[int, int] = {}  # rank class -> shape
+        self.token = -1
+        source = next((v for kernel in graph.kernels for v in kernel.reads if graph.external[v]), -1)
+        for k, values in releases.items():
+            for v in values if source >= 0 else ():
+                if made_by[v] >= 0:
+                    self.behind.setdefault(made_by[v], []).append((k, v))
+                else:
+                    self.external.setdefault(k, []).append(v)
+        self.source = source
+
+    def _view(self, k: int, v: int) -> None:
+        swaps = self.builder.layout.swaps.setdefault(k, {})
+        if v in swaps:
+            return
+        if self.token < 0:
+            self.token = self.builder.add("token", self.source)
+        shape_class = self.builder.layout.graph.shapes[v]
+        if shape_class not in self.shapes:
+            self.shapes[shape_class] = self.builder.add("shape", v, (self.token,))
+        swaps[v] = self.builder.add("view", v, (self.shapes[shape_class],))
+
+    def before(self, k: int) -> None:
+        """Views of external values stand in front of their reader."""
+        for v in self.external.get(k, ()):
+            self._view(k, v)
+
+    def after(self, k: int) -> None:
+        """Views of what `k` makes."""
+        for reader, v in self.behind.get(k, ()):
+            self._view(reader, v)
 
 
 def _entry_readers(
@@ -223,13 +321,30 @@ def _entry_readers(
     return {k: values[0] for k, values in reading.items() if values}
 
 
-def _make_private(laid: RuntimeGraph, views_from: int) -> None:
+def _swapped(kernel: Kernel, views: Mapping[int, int]) -> Kernel:
+    """`kernel` reading views where it read their values."""
+    if not views:
+        return kernel
+
+    def swap(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((views.get(a, a), b) for a, b in pairs)
+
+    return replace(
+        kernel,
+        reads=tuple(views.get(v, v) for v in kernel.reads),
+        alias=swap(kernel.alias),
+        inplace=swap(kernel.inplace),
+    )
+
+
+def _make_private(layout: Layout, views_from: int) -> None:
     """Gives the values behind views the layouts that the runtime cannot match with those in front of them.
 
     The dims of a view are symbols of its own. What ONNX infers behind it: an elementwise operator takes the known dim
     where a symbol meets one, keeps a symbol that meets itself, and knows nothing where two symbols meet; others carry
     a symbol on. (In outline: operators whose result does not have the symbol's dim are not told apart.)
     """
+    laid = layout.graph
     origin = [0] * len(laid.names)  # 0: static; else the number of a symbol
     symbols = 0
     own: dict[tuple[int, int], int] = {}
@@ -256,40 +371,3 @@ def _make_private(laid: RuntimeGraph, views_from: int) -> None:
                     own[key] = following
                     following += 1
                 laid.layouts[v] = own[key]
-
-
-def _reading(kernel: Kernel, value: int, view: int) -> Kernel:
-    """`kernel` reading `view` where it read `value`."""
-
-    def swap(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        return tuple((view if a == value else a, b) for a, b in pairs)
-
-    return Kernel(
-        tuple(view if v == value else v for v in kernel.reads),
-        kernel.writes,
-        swap(kernel.alias),
-        swap(kernel.inplace),
-        kernel.workspace_bytes,
-        kernel.first,
-        kernel.broadcast,
-    )
-
-
-def _place(laid: RuntimeGraph, barrier: Barrier) -> None:
-    """Adds the barrier's nodes: tokens, then a shape and a view for each viewed value."""
-    tokens = []
-    for value in barrier.tokens:
-        token = laid.add_value("", _TOKEN_BYTES, -65)
-        laid.kernels.append(Kernel((value,), (token,), first=True))
-        tokens.append(token)
-    for value in barrier.views:
-        shape = laid.add_value("", _TOKEN_BYTES, -1)
-        laid.kernels.append(Kernel(tuple(tokens), (shape,)))
-        view = laid.add_value(
-            laid.names[value],
-            0 if laid.external[value] else laid.sizes[value],
-            laid.layouts[value],
-            shape=laid.shapes[value],
-        )
-        laid.kernels.append(Kernel((value, shape), (view,), alias=((value, view),)))
-        barrier.views[value] = view

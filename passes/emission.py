@@ -1,4 +1,4 @@
-"""Writes a layout into a model: nodes in schedule order, barrier nodes, and the types of all known tensors."""
+"""Writes a layout into a model: nodes in schedule order, added nodes, and the types of all known tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from onnx import NodeProto, ValueInfoProto, helper
 
 from onnx_sublinear.graph import GraphIndex
-from onnx_sublinear.passes.barriers import Barrier, Layout
+from onnx_sublinear.passes.barriers import Added, Layout
 from onnx_sublinear.passes.rewriting import ROLE_BARRIER, mark, replace_nodes
 from onnx_sublinear.sizes import TensorType, runtime_types
 from onnx_sublinear.training_graph import TrainingGraph
@@ -18,70 +18,85 @@ _MIN_TAKES_INT64 = 12  # opset; before it, products of sizes with zeros serve as
 
 
 class _Emitter:
-    """Makes barrier nodes of one model; shape constants are shared per rank."""
+    """Makes the added nodes of one model; shape constants are shared per rank."""
 
     def __init__(self, graph: TrainingGraph, layout: Layout, private: bool) -> None:
-        self.graph, self.layout, self.private = graph, layout, private
-        self.types: dict[str, TensorType] = {}  # of the views, as declared
-        self.copies: dict[str, str] = {}  # view -> viewed tensor
+        self.graph, self.private = graph, private
+        self.names = list(layout.graph.names)
+        self.declared: dict[str, TensorType] = {}  # of the views
+        self.viewed: dict[str, str] = {}  # view -> tensor
         self.zeros: dict[int, str] = {}
         self.constants: list[NodeProto] = []
         self.opset = graph.index.opset.get("", 1)
-        self.count = 0
+
+    def fresh(self, base: str) -> str:
+        """A name that nothing in the model has."""
+        return self.graph.index.fresh_name(base)
 
     def node(self, op_type: str, inputs: list[str], output: str) -> NodeProto:
-        """A barrier node with a fresh name."""
-        made = helper.make_node(op_type, inputs, [output], name=self.graph.index.fresh_name(f"barrier/{output}"))
+        """An added node."""
+        made = helper.make_node(op_type, inputs, [output], name=self.fresh(f"barrier/{output}"))
         mark(made, ROLE_BARRIER)
         return made
 
     def zeros_of(self, rank: int) -> str:
         """The constant int64 zeros[rank]."""
         if rank not in self.zeros:
-            name = self.zeros[rank] = self.graph.index.fresh_name(f"barrier/zeros{rank}")
-            constant = helper.make_node("Constant", [], [name], name=self.graph.index.fresh_name(f"{name}/node"))
+            name = self.zeros[rank] = self.fresh(f"barrier/zeros{rank}")
+            constant = helper.make_node("Constant", [], [name], name=self.fresh(f"{name}/node"))
             tensor = helper.make_tensor("value", helper.TensorProto.INT64, [rank], [0] * rank)
             constant.attribute.append(helper.make_attribute("value", tensor))
             mark(constant, ROLE_BARRIER)
             self.constants.append(constant)
         return self.zeros[rank]
 
-    def barrier(self, barrier: Barrier) -> Iterator[tuple[NodeProto, str]]:
-        """The nodes of one barrier, with the viewed tensor's name for views ("" for the others)."""
-        names, index = self.layout.graph.names, self.graph.index
-        tokens = []
-        for value in barrier.tokens:
-            tokens.append(index.fresh_name(f"{names[value]}/token"))
-            yield self.node("Size", [names[value]], tokens[-1]), ""
-        for value in barrier.views:
-            name = names[value]
-            shape_type = self.graph.sizes.types[name]
-            zeros = self.zeros_of(len(shape_type.shape or ()))
-            shape = index.fresh_name(f"{name}/view_shape")
+    def nodes_of(self, added: Added) -> Iterator[NodeProto]:
+        """The node (before opset 12, nodes) of one addition."""
+        source = self.names[added.source]
+        name = self.names[added.value] = self.fresh(f"{source}/{added.kind}")
+        operands = [self.names[v] for v in added.operands]
+        if added.kind == "token":
+            yield self.node("Size", [source], name)
+        elif added.kind == "shape":
+            zeros = self.zeros_of(len(self.graph.sizes.types[source].shape or ()))
             if self.opset >= _MIN_TAKES_INT64:
-                yield self.node("Min", [*tokens, zeros], shape), ""
+                yield self.node("Min", [*operands, zeros], name)
             else:
-                yield from ((n, "") for n in self.products(tokens, zeros, shape))
-            view = index.fresh_name(f"{name}/view")
-            self.types[view] = _with_own_dims(view, shape_type) if self.private else shape_type
-            self.copies[view] = name
-            yield self.node("Reshape", [name, shape], view), name
+                yield from self.products(operands, zeros, name)
+        else:
+            t = self.graph.sizes.types[source]
+            self.declared[name] = _with_own_dims(name, t) if self.private else t
+            self.viewed[name] = source
+            yield self.node("Reshape", [source, *operands], name)
 
     def products(self, tokens: list[str], zeros: str, shape: str) -> Iterator[NodeProto]:
         """shape = zeros * token * ..., for opsets whose Min takes no integers."""
         current = zeros
         for i, token in enumerate(tokens):
-            following = shape if i + 1 == len(tokens) else self.graph.index.fresh_name(f"{shape}/product")
+            following = shape if i + 1 == len(tokens) else self.fresh(f"{shape}/product")
             yield self.node("Mul", [current, token], following)
             current = following
+
+    def original(self, k: int, swaps: Mapping[int, int]) -> NodeProto:
+        """Node `k`, reading its views."""
+        node = self.graph.index.nodes[k]
+        if not swaps:
+            return node
+        views = {self.names[value]: self.names[view] for value, view in swaps.items()}
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        for slot, read in enumerate(copy.input):
+            if read in views:
+                copy.input[slot] = views[read]
+        return copy
 
 
 def _with_own_dims(name: str, t: TensorType) -> TensorType:
     return TensorType(t.elem_type, tuple(f"{name}:{i}" for i in range(len(t.shape or ()))))
 
 
-def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[TrainingGraph, int]:
-    """The model of `layout`, and the number of nodes that the barriers added.
+def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[TrainingGraph, list[int | Added]]:
+    """The model of `layout`, and per node of it the node that it stands for or what was added.
 
     Every tensor whose type is known is declared, since the runtime takes no buffer over for a tensor of unknown
     shape. With `private`, views are declared with symbols of their own for dims, and what is behind them with what
@@ -89,43 +104,29 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     (allocation_planner.cc, SameShape compares symbols), while in-place kernels still match.
     """
     emitter = _Emitter(graph, layout, private)
-    runtime = graph.runtime
     nodes: list[NodeProto] = []
-    open_stage = -1
-    views: dict[str, str] = {}
-    for k in layout.schedule:
-        if layout.stages[k] != open_stage:
-            open_stage = layout.stages[k]
-            views = {}
-            if open_stage in layout.barriers:
-                for made, viewed in emitter.barrier(layout.barriers[open_stage]):
-                    nodes.append(made)
-                    if viewed:
-                        views[viewed] = made.output[0]
-        node = graph.index.nodes[k]
-        barrier = layout.barriers.get(open_stage)
-        if barrier is not None and k in barrier.readers:
-            name = runtime.names[barrier.readers[k]]
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            for slot, read in enumerate(copy.input):
-                if read == name:
-                    copy.input[slot] = views[name]
-            node = copy
-        nodes.append(node)
+    rows: list[int | Added] = []
+    for row in layout.rows:
+        if isinstance(row, Added):
+            made = list(emitter.nodes_of(row))
+            nodes += made
+            rows += [row] * len(made)
+        else:
+            nodes.append(emitter.original(row, layout.swaps.get(row, {})))
+            rows.append(row)
     nodes = emitter.constants + nodes
-    added = len(nodes) - len(layout.schedule)
+    rows = [*(Added("shape", -1, -1) for _ in emitter.constants), *rows]
     types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
-    types = {**types, **emitter.types}
-    if private and emitter.types:
-        draft = replace_nodes(graph.model, nodes, _value_info(graph, emitter.types))
+    types = {**types, **emitter.declared}
+    if private and emitter.declared:
+        draft = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared))
         visible = runtime_types(GraphIndex(draft), private_dims=True)
         types = {name: visible.get(name, t) for name, t in types.items()}
     else:
         visible = {**graph.visible, **types}
     model = replace_nodes(graph.model, nodes, _value_info(graph, types))
-    sizes = graph.sizes.with_copies(emitter.copies)
-    return graph.with_model(model, sizes=sizes, visible=visible), added
+    sizes = graph.sizes.with_copies(emitter.viewed)
+    return graph.with_model(model, sizes=sizes, visible=visible), rows
 
 
 def _value_info(graph: TrainingGraph, types: Mapping[str, TensorType]) -> list[ValueInfoProto]:

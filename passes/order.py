@@ -14,12 +14,13 @@ Stages:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from onnx_sublinear.passes.barriers import Layout, StageRules, lay_out
+from onnx_sublinear.passes.barriers import Added, Layout, Placement, StageRules, lay_out
 from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.emission import emit
+from onnx_sublinear.passes.promises import breakable_promises
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
 from onnx_sublinear.runtime_model import executed_orders, simulate
 from onnx_sublinear.scheduling import base_orders, fixed_nodes, hoist
@@ -30,6 +31,8 @@ __all__ = ["OrderPass"]
 _SMALL_SHARE = 1 / 2000  # of the schedule's peak: a node that moves less may run at any time
 _TOLERANCE = 1.02
 _ROUNDS = 40
+_RELEASE_ROUNDS = 3
+_LEAST_GAIN = 0.01
 _MOST_ENTRIES = 8
 _ENTRY_SHARE = 0.02  # of all bytes: what may lie in front of every entry view
 
@@ -39,12 +42,14 @@ class _Trial:
     """A layout and what the runtime makes of it.
 
     Attributes:
+        placement: where its barriers and releases stand.
         layout: the layout.
         peaks: peak bytes by order.
         crowded: stages in which an order needs more than the schedule.
         held_bytes: peak of the schedule itself with the buffers that the runtime holds for later tensors.
     """
 
+    placement: Placement
     layout: Layout
     peaks: dict[str, int]
     crowded: set[int]
@@ -53,6 +58,22 @@ class _Trial:
     @property
     def worst_bytes(self) -> int:
         return max(self.peaks.values())
+
+
+@dataclass(frozen=True)
+class _Emitted:
+    """A written layout: the graph, what each of its nodes stands for, and its exact worst peak."""
+
+    graph: TrainingGraph
+    rows: list[int | Added]
+
+    @property
+    def worst_bytes(self) -> int:
+        return max(run.peak_bytes for run in self.graph.simulations.values())
+
+    @property
+    def added(self) -> int:
+        return sum(isinstance(row, Added) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -66,10 +87,8 @@ class OrderPass(Pass):
         if not graph.index.nodes:
             return PassResult(graph)
         schedule, planned = _best_schedule(graph)
-        trials = _Search(graph, schedule, planned).run()
-        emitted = [emit(graph, trial.layout, private=not graph.needs_training_build) for trial in trials]
-        ordered, barriers = min(emitted, key=lambda e: max(run.peak_bytes for run in e[0].simulations.values()))
-        return PassResult(ordered, True, facts={"scheduled_bytes": planned, "barriers": barriers})
+        best = _Search(graph, schedule, planned).run()
+        return PassResult(best.graph, True, facts={"scheduled_bytes": planned, "barriers": best.added})
 
 
 def _has_clones(graph: TrainingGraph) -> bool:
@@ -102,6 +121,7 @@ def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
 
     kernels = runtime.kernels
     return StageRules(
+        private=not graph.needs_training_build,
         viewable=ranked,
         countable=tensor,
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
@@ -127,17 +147,32 @@ def _clone_starts(graph: TrainingGraph, schedule: Sequence[int], rules: StageRul
 
 
 class _Search:
-    """Adds barriers until both orders keep to the schedule's peak, or no stage can be split any more."""
+    """Adds barriers until both orders keep to the schedule's peak, then breaks what promises hold."""
 
     def __init__(self, graph: TrainingGraph, schedule: Sequence[int], planned_bytes: int) -> None:
         self.graph, self.schedule = graph, schedule
-        self.private = not graph.needs_training_build
         self.limit = int(planned_bytes * _TOLERANCE)
         self.rules = _stage_rules(graph, planned_bytes)
 
-    def attempt(self, starts: set[int], entries: Sequence[int]) -> _Trial:
+    def run(self) -> _Emitted:
+        """The best graph found."""
+        trial = self.refine(Placement(_clone_starts(self.graph, self.schedule, self.rules)))
+        found = [(trial, self.emit(trial.layout))]
+        if self.rules.private and found[0][1].worst_bytes > self.limit:
+            trial = self.refine(replace(trial.placement, entries=tuple(self.entries())))
+            found.append((trial, self.emit(trial.layout)))
+        trial, best = min(found, key=lambda f: (f[1].worst_bytes, f[1].added))
+        if self.rules.private and best.worst_bytes > self.limit:
+            best = self.release(trial.placement, best)
+        return best
+
+    def emit(self, layout: Layout) -> _Emitted:
+        """Writes a layout."""
+        return _Emitted(*emit(self.graph, layout, private=self.rules.private))
+
+    def attempt(self, placement: Placement) -> _Trial:
         """Lays out and simulates."""
-        layout = lay_out(self.graph.runtime, self.schedule, starts, self.rules, private=self.private, entries=entries)
+        layout = lay_out(self.graph.runtime, self.schedule, placement, self.rules)
         held = simulate(layout.graph, range(len(layout.graph.kernels))).peak_bytes
         limit = max(self.limit, int(held * _TOLERANCE))  # no order releases what is held for later tensors
         peaks: dict[str, int] = {}
@@ -146,33 +181,57 @@ class _Search:
             run = simulate(layout.graph, order)
             peaks[name] = run.peak_bytes
             if run.peak_bytes > limit:
-                crowded |= {
-                    layout.stages[layout.kernel_at[k]]
-                    for k, live in zip(order, run.profile, strict=True)
-                    if live > limit and layout.kernel_at[k] >= 0
-                }
-        return _Trial(layout, peaks, crowded, held)
+                crowded.update(layout.stage_at(k) for k, live in zip(order, run.profile, strict=True) if live > limit)
+        return _Trial(placement, layout, peaks, crowded - {-1}, held)
 
-    def run(self) -> list[_Trial]:
-        """The best layout found, and, where buffers are held, also the best one with entry views."""
-        starts = _clone_starts(self.graph, self.schedule, self.rules)
-        first = self.refine(set(starts), ())
-        if not self.private or first.held_bytes <= self.limit:
-            return [first]
-        return [first, self.refine(set(starts), self.entries())]
-
-    def refine(self, starts: set[int], entries: Sequence[int]) -> _Trial:
+    def refine(self, placement: Placement) -> _Trial:
         """Splits crowded stages until there are none, or they cannot be split."""
-        best = trial = self.attempt(starts, entries)
+        best = trial = self.attempt(placement)
         for _ in range(_ROUNDS):
             splits = _split_points(self.schedule, trial.layout.stages, trial.crowded)
             if not splits:
                 break
-            starts |= splits
-            trial = self.attempt(starts, entries)
+            trial = self.attempt(replace(trial.placement, starts={*trial.placement.starts, *splits}))
             if trial.worst_bytes <= best.worst_bytes:
                 best = trial
         return best
+
+    def release(self, placement: Placement, best: _Emitted) -> _Emitted:
+        """Breaks the promises that the runtime's view of the written graph shows, as long as that helps."""
+        hopeless: set[str] = set()
+        current = best
+        for _ in range(_RELEASE_ROUNDS):
+            runtime = current.graph.runtime
+            draft = replace(runtime, layouts=list(runtime.layouts))
+            broken = breakable_promises(draft, self.limit, hopeless, training=self.graph.needs_training_build)
+            releases = dict(placement.releases)
+            made_by = runtime.producers()
+            for value in broken:
+                hopeless.add(runtime.names[value])  # one try each
+                row = current.rows[made_by[value]]
+                if isinstance(row, int):
+                    sources = self.sources(row, runtime.names[value])
+                    releases[row] = tuple(dict.fromkeys((*releases.get(row, ()), *sources)))
+            if releases == placement.releases:
+                break
+            placement = replace(placement, releases=releases)
+            current = self.emit(lay_out(self.graph.runtime, self.schedule, placement, self.rules))
+            gain = best.worst_bytes - current.worst_bytes
+            if gain > 0:
+                best = current
+            if best.worst_bytes <= self.limit or gain < best.worst_bytes * _LEAST_GAIN:
+                break
+        return best
+
+    def sources(self, kernel: int, made: str) -> list[int]:
+        """What `kernel` must read through views so that the runtime does not know the dims of `made`."""
+        runtime = self.graph.runtime
+        options = [v for v in dict.fromkeys(self.rules.slots[kernel]) if self.rules.viewable[v]]
+        value = next(v for v in runtime.kernels[kernel].writes if runtime.names[v] == made)
+        if runtime.kernels[kernel].broadcast:
+            return [v for v in options if runtime.shapes[v] == runtime.shapes[value]]
+        size = self.graph.sizes.bytes_of
+        return sorted(options, key=lambda v: -(size(runtime.names[v]) or 0))[:1]
 
     def entries(self) -> list[int]:
         """The external values behind which the most bytes lie, one after the other until little is left."""

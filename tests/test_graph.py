@@ -106,7 +106,7 @@ def test_cycle_message_names_a_tensor_on_the_cycle():
         node("Neg", ["b"], ["y"]),
         node("Abs", ["y"], ["z"]),
     ]
-    with pytest.raises(GraphError, match="'(a|b)'"):
+    with pytest.raises(GraphError, match=r"'(a|b)'"):
         GraphIndex(model_of(chain, outputs=("z",)))
 
 

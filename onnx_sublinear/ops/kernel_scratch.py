@@ -21,6 +21,7 @@ __all__ = [
     "dropout",
     "expand",
     "gru",
+    "gru_training",
     "index_entries",
     "layer_norm_grad",
     "local_response_norm",
@@ -28,12 +29,12 @@ __all__ = [
     "loss_grad",
     "lstm",
     "lstm_grad",
+    "lstm_training",
     "matmul",
     "non_zero",
     "reduce",
     "resize",
     "rnn",
-    "rnn_training",
     "softmax",
     "softmax_grad",
     "top_k",
@@ -260,9 +261,20 @@ def lstm(call: KernelCall) -> int:
     return _recurrent(call, 4, 3 + sum(not call.has_output(slot) for slot in (1, 2)))
 
 
+def _gru_states(call: KernelCall) -> int:
+    """Two; broadcast biases, where there are any; one of each more for linear_before_reset."""
+    later = 1 if call.integer("linear_before_reset", 0) else 0
+    return 2 + later + (3 + later if call.has_input(3) else 0)
+
+
 def gru(call: KernelCall) -> int:
-    """core/providers/cpu/rnn/deep_cpu_gru.cc."""
-    return _recurrent(call, 3, (7 if call.integer("linear_before_reset", 0) else 5) + (not call.has_output(1)))
+    """core/providers/cpu/rnn/deep_cpu_gru.cc; a last state that is no output is held too."""
+    return _recurrent(call, 3, _gru_states(call) + (not call.has_output(1)))
+
+
+def gru_training(call: KernelCall) -> int:
+    """The states of `gru`; the gates are an output (orttraining/training_ops/cpu/rnn/gru.cc)."""
+    return call.shape(0)[1] * call.shape(2)[2] * _gru_states(call) * call.element_bytes()
 
 
 def rnn(call: KernelCall) -> int:
@@ -271,14 +283,9 @@ def rnn(call: KernelCall) -> int:
     return steps * batch * call.shape(2)[2] * call.element_bytes()
 
 
-def rnn_training(states: int) -> Rule:
-    """`states` states (orttraining/training_ops/cpu/rnn): the gates are an output; two more for linear_before_reset."""
-
-    def rule(call: KernelCall) -> int:
-        extra = 2 if call.integer("linear_before_reset", 0) else 0
-        return call.shape(0)[1] * call.shape(2)[2] * (states + extra) * call.element_bytes()
-
-    return rule
+def lstm_training(call: KernelCall) -> int:
+    """The states of `lstm`; the gates are an output (orttraining/training_ops/cpu/rnn/lstm.cc)."""
+    return call.shape(0)[1] * call.shape(2)[2] * 3 * call.element_bytes()
 
 
 def lstm_grad(call: KernelCall) -> int:

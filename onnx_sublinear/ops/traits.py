@@ -46,6 +46,7 @@ class Traits:
         side_effect: acts on something beside its outputs, or its order among its like matters.
         first: the runtime hoists it as early as it can (Shape and Size).
         broadcast: elementwise with the inputs' shapes made one.
+        expanded: has no CPU kernel (in stock builds, or in any), so the runtime puts the function's nodes in its place.
         statistics: the state is running statistics, which the other outputs do not depend on.
     """
 
@@ -57,6 +58,7 @@ class Traits:
     first: bool = False
     statistics: bool = False
     broadcast: bool = False
+    expanded: Literal["", "stock", "always"] = ""
 
 
 _ORDINARY = Traits()
@@ -79,7 +81,7 @@ _ONNX: dict[str, Traits] = {
         _BOTH,
     ),
     **dict.fromkeys(("Celu", "Clip", "Softmax", "LogSoftmax", "Cast", "Scatter", "ScatterElements"), _CPU_ONLY),
-    **dict.fromkeys(("HardSwish", "Gelu", "ScatterND"), _CUDA_ONLY),
+    **dict.fromkeys(("Gelu", "ScatterND"), _CUDA_ONLY),
     **dict.fromkeys(
         (
             *(
@@ -104,9 +106,16 @@ _ONNX: dict[str, Traits] = {
         _BROADCAST,
     ),
     **dict.fromkeys(
-        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"), _RANDOM
+        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"), _RANDOM
     ),
     "Dropout": _RANDOM,
+    "Bernoulli": Traits(random=True, expanded="always"),
+    **dict.fromkeys(
+        ("GroupNormalization", "Mish", "CastLike", "CenterCropPad", "NegativeLogLikelihoodLoss"),
+        Traits(expanded="always"),
+    ),
+    "HardSwish": Traits(inplace={"cuda": _FIRST}, expanded="always"),
+    "SoftmaxCrossEntropyLoss": Traits(expanded="stock"),
     "BatchNormalization": Traits(state=((3, 1), (4, 2)), statistics=True),  # has these outputs in training mode only
     "Shape": Traits(first=True),
     "Size": Traits(first=True),
@@ -210,6 +219,12 @@ def inplace_of(node: NodeProto, target: str) -> list[tuple[str, str]]:
     """(input, output) names where the kernel takes over the input's buffer if this is its last use."""
     slots = traits_of(node).inplace.get(target, ())
     return _pairs(node, slots) if slots else []
+
+
+def is_expanded(node: NodeProto, index: GraphIndex, *, training: bool) -> bool:
+    """Whether the CPU runtime replaces `node` by the nodes of a function (operator without kernel, local function)."""
+    expanded = traits_of(node).expanded
+    return expanded == "always" or (expanded == "stock" and not training) or index.function_of(node) is not None
 
 
 def may_clone(node: NodeProto, index: GraphIndex) -> bool:

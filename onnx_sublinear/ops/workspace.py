@@ -2,8 +2,8 @@
 
 Three parts: the table (one row an operator, formulas in `kernel_scratch`, `einsum_scratch` and
 `control_flow_scratch`), float16 nodes, which run in float, and the run's own structures. One intra-op thread: with
-more, Conv takes up to 64 KiB a thread; the other formulas do not change. Operators without a row were measured to
-need nothing, or are not known; they count 0.
+more, Conv takes up to 64 KiB and TopK its indices once a thread; the other formulas do not change. Operators without
+a row were measured to need nothing, or are not known; they count 0.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _MICROSOFT: dict[str, scratch.Rule] = {
     "GatherElementsGrad": scratch.index_entries(2),
     "GatherNDGrad": scratch.index_entries(1, per_row=True),
     "ReduceSumTraining": scratch.reduce(by_gemm=True),
-    "LSTMTraining": scratch.rnn_training(3),
-    "GRUTraining": scratch.rnn_training(5),
+    "LSTMTraining": scratch.lstm_training,
+    "GRUTraining": scratch.gru_training,
     "LSTMGrad": scratch.lstm_grad,
 }
 
