@@ -75,9 +75,8 @@ def optimize(
 
     say = progress_to_stderr(quiet)
     say(f"loading {model}")
-    source = load_model(model)
     result = api.optimize(
-        source,
+        model,
         budget=budget,
         max_overhead=overhead,
         strategy=strategy,
@@ -88,10 +87,10 @@ def optimize(
         progress=say,
     )
     if verify:
-        _verify(source, result.model, model, output, dims, target, say)
+        _verify(load_model(model), result.model, model, output, dims, target, say)
     say(f"writing {output}")
     saved = save_model(result.model, output, source_path=model, force=force)
-    for warning in saved.warnings:
+    for warning in dict.fromkeys((*result.report.warnings, *saved.warnings)):
         say_warning(warning)
     if json:
         typer.echo(to_json(report_json(result.report)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference
 
 from onnx_sublinear._repeatable import Repeatability, subgraphs_of
 from onnx_sublinear.barrier_values import BarrierValues, Ranks
 from onnx_sublinear.errors import printable
+from onnx_sublinear.graph import GraphIndex
+from onnx_sublinear.sizes import infer_sizes
 
 __all__ = ["OF_KEY", "ROLE_KEY", "NodeCheck", "serialized"]
 
@@ -53,16 +55,26 @@ class NodeCheck:
         self.barriers = BarrierValues(self.constants, self._ranks())
 
     def _ranks(self) -> Ranks:
-        """Ranks of tensors: as shape inference knows them, else as the optimized model declares them."""
+        """Ranks of tensors: as shape inference knows them from the inputs on (declared ones may be stale).
+
+        Where ONNX's inference knows none, ours does, and what is declared counts last.
+        """
+        bare = ModelProto()
+        bare.CopyFrom(self.original)
+        del bare.graph.value_info[:]
         try:
-            inferred = shape_inference.infer_shapes(self.original).graph
-        except Exception:  # an operator or a size that inference cannot take: declared ranks remain
-            inferred = self.original.graph
+            inferred = shape_inference.infer_shapes(bare).graph
+        except Exception:  # an operator or a size that inference cannot take
+            inferred = bare.graph
         ranks = {t.name: len(t.dims) for t in inferred.initializer}
-        declared = self.optimized.graph.value_info
-        for value in (*inferred.value_info, *inferred.input, *inferred.output, *declared):
-            if value.type.tensor_type.HasField("shape"):
-                ranks.setdefault(value.name, len(value.type.tensor_type.shape.dim))
+        ranks.update((s.values.name, len(s.dims)) for s in inferred.sparse_initializer)
+        _add_ranks(ranks, (*inferred.input, *inferred.value_info))
+        if any(o not in ranks for n in self.original.graph.node for o in n.output if o):
+            types = infer_sizes(GraphIndex(self.original)).types
+            for name, known in types.items():
+                if known.shape is not None:
+                    ranks.setdefault(name, len(known.shape))
+        _add_ranks(ranks, (*inferred.output, *self.original.graph.value_info, *self.optimized.graph.value_info))
         return ranks
 
     def findings(self) -> Iterator[str]:
@@ -177,6 +189,12 @@ class NodeCheck:
         for slot, (got, want) in enumerate(zip(reads, wanted, strict=True)):
             if got != want:
                 yield f"input {slot} of {_label(node)} is '{printable(got)}' instead of '{printable(want)}'"
+
+
+def _add_ranks(ranks: Ranks, values: Iterable[ValueInfoProto]) -> None:
+    for value in values:
+        if value.type.tensor_type.HasField("shape"):
+            ranks.setdefault(value.name, len(value.type.tensor_type.shape.dim))
 
 
 _Identity = tuple[str, str, tuple[str, ...]]

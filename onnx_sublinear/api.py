@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from onnx import ModelProto
 
 from onnx_sublinear.errors import BudgetError, UsageError
-from onnx_sublinear.graph import GraphIndex
-from onnx_sublinear.model_io import load_model
-from onnx_sublinear.ops.traits import Target
+from onnx_sublinear.graph import GraphIndex, domain_of, nodes_at_any_depth
+from onnx_sublinear.model_io import check_external_data, check_model, load_model, missing_warnings
+from onnx_sublinear.ops.traits import Target, is_opaque
 from onnx_sublinear.passes import Pass, PassResult, Pipeline
 from onnx_sublinear.passes.prepare import prepare
 from onnx_sublinear.passes.recompute import RecomputePass
@@ -29,6 +30,9 @@ __all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
 _BUDGET_ATTEMPTS = 4
 _LEAST_GAIN = 0.01
 _LEAST_GAIN_BYTES = 4096
+_PAGE_BYTES = 4096
+_CLEAR_GAIN_SHARE = 0.75
+_MOST_OPERATORS = 5
 _TARGETS: tuple[Target, ...] = ("cpu", "cuda")
 
 
@@ -55,6 +59,7 @@ class Report:
         nodes_after: nodes of the main graph after.
         seconds: wall time.
         notes: what a user should know, one line each.
+        warnings: what may keep the result from running or from being smaller, one line each.
     """
 
     peak_before_bytes: int
@@ -75,6 +80,7 @@ class Report:
     nodes_after: int
     seconds: float
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def unknown_size_tensors(self) -> int:
@@ -162,14 +168,14 @@ def optimize(
         UsageError: an argument does not fit.
     """
     started = time.perf_counter()
-    graph = _graph(model, dims, loss, target)
+    graph, missing = _graph(model, dims, loss, target)
     _announce(progress, "sizes")
     before = {name: run.peak_bytes for name, run in graph.simulations.items()}
     if passes is not None:
         result = _pipeline(Pipeline.parse(passes).passes, progress)(graph)
     else:
-        result = _plan_and_rewrite(graph, before, budget, max_overhead, strategy, progress)
-    return _result(graph, before, result, started)
+        result = _plan_and_rewrite(graph, budget, max_overhead, strategy, progress)
+    return _result(graph, before, result, (*missing, *_opaque_warnings(graph)), started)
 
 
 def inspect(
@@ -180,7 +186,7 @@ def inspect(
     target: str = "cpu",
 ) -> Inspection:
     """Says where the memory of a training graph goes. Arguments and errors as for `optimize`."""
-    graph = _graph(model, dims, loss, target)
+    graph, _ = _graph(model, dims, loss, target)
     index, sizes = graph.index, graph.sizes
     bound, node = lower_bound(graph.runtime)
     tensors = [(name, sizes.bytes_of(name) or 0, index.nodes[p].op_type) for name, p in index.producer.items()]
@@ -203,13 +209,31 @@ def inspect(
 
 def _graph(
     model: ModelProto | str | os.PathLike[str], dims: Mapping[str, int] | None, loss: Sequence[str], target: str
-) -> TrainingGraph:
+) -> tuple[TrainingGraph, tuple[str, ...]]:
+    """The checked model as a graph, and a warning for each of its data files that is missing."""
     if target not in _TARGETS:
         raise UsageError(f"there is no target '{target}'", f"targets: {', '.join(_TARGETS)}")
-    if not isinstance(model, ModelProto):
+    missing: tuple[str, ...] = ()
+    if isinstance(model, ModelProto):
+        check_model(model)
+    else:
+        folder = Path(model).parent
         model = load_model(model)
+        missing = missing_warnings(check_external_data(model, folder))
     known: Target = "cpu" if target == "cpu" else "cuda"
-    return TrainingGraph(prepare(model), dict(dims or {}), tuple(loss), known)
+    return TrainingGraph(prepare(model), dict(dims or {}), tuple(loss), known), missing
+
+
+def _opaque_warnings(graph: TrainingGraph) -> Iterator[str]:
+    """One line per domain with operators of which nothing is known."""
+    operators: dict[str, dict[str, None]] = {}
+    lists = [graph.index.nodes, *(f.node for f in graph.index.functions.values())]
+    for node in (node for nodes in lists for node in nodes_at_any_depth(nodes)):
+        if is_opaque(node, graph.index):
+            operators.setdefault(domain_of(node) or "ai.onnx", {})[node.op_type] = None
+    for domain, found in operators.items():
+        names = ", ".join(list(found)[:_MOST_OPERATORS]) + (", ..." if len(found) > _MOST_OPERATORS else "")
+        yield f"operators of domain '{domain}' are not known ({names}): their nodes are kept as they are, once each"
 
 
 def _announce(progress: Callable[[str], None] | None, stage: str) -> None:
@@ -228,7 +252,6 @@ def _pipeline(passes: Sequence[Pass], progress: Callable[[str], None] | None) ->
 
 def _plan_and_rewrite(
     graph: TrainingGraph,
-    before: Mapping[str, int],
     budget: int | str | None,
     max_overhead: float | str | None,
     strategy: str,
@@ -245,11 +268,11 @@ def _plan_and_rewrite(
     )
     limit = recompute.limit(graph).budget_bytes
     candidates = [_within_budget(graph, recompute, limit, progress)]
-    if not _never_worse(before, candidates[0].graph):
+    if not _never_worse(graph, candidates[0].graph):
         candidates.append(_pipeline(default_passes(None), progress)(graph))
     for candidate in candidates:
         fits = limit is None or _worst(candidate.graph) <= limit
-        if fits and _never_worse(before, candidate.graph) and _gains(before, candidate.graph):
+        if fits and _never_worse(graph, candidate.graph) and _gains(graph, candidate.graph):
             return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
         smallest = min(_worst(candidate.graph) for candidate in candidates)
@@ -293,16 +316,28 @@ def _worst(graph: TrainingGraph) -> int:
     return max(run.peak_bytes for run in graph.simulations.values())
 
 
-def _never_worse(before: Mapping[str, int], graph: TrainingGraph) -> bool:
-    """Whether no order of the runtime needs more than before."""
-    return all(run.peak_bytes <= before[name] for name, run in graph.simulations.items())
+def _never_worse(before: TrainingGraph, after: TrainingGraph) -> bool:
+    """Whether no order of the runtime needs more than before, in all bytes and in whole pages.
+
+    With float16 on the CPU, where the casts around it move with every change, only a clear gain counts.
+    """
+    share = _CLEAR_GAIN_SHARE if before.untouchable else 1.0
+
+    def in_pages(graph: TrainingGraph, name: str) -> int:
+        return graph.simulations[name].peak_of_blocks(graph.executed, _PAGE_BYTES)
+
+    return all(
+        run.peak_bytes <= share * before.simulations[name].peak_bytes
+        and in_pages(after, name) <= share * in_pages(before, name)
+        for name, run in after.simulations.items()
+    )
 
 
-def _gains(before: Mapping[str, int], graph: TrainingGraph) -> bool:
+def _gains(before: TrainingGraph, after: TrainingGraph) -> bool:
     """Whether an order of the runtime needs less by an amount that is worth other nodes."""
     return any(
-        before[name] - run.peak_bytes >= max(_LEAST_GAIN_BYTES, _LEAST_GAIN * before[name])
-        for name, run in graph.simulations.items()
+        old.peak_bytes - after.simulations[name].peak_bytes >= max(_LEAST_GAIN_BYTES, _LEAST_GAIN * old.peak_bytes)
+        for name, old in before.simulations.items()
     )
 
 
@@ -314,7 +349,9 @@ def _symbol_notes(graph: TrainingGraph) -> tuple[str, ...]:
     return (f"{len(graph.sizes.unknown)} tensors have an unknown size: say {options} to plan for a size",)
 
 
-def _result(graph: TrainingGraph, before: Mapping[str, int], result: PassResult, started: float) -> Result:
+def _result(
+    graph: TrainingGraph, before: Mapping[str, int], result: PassResult, warnings: Sequence[str], started: float
+) -> Result:
     after = {name: run.peak_bytes for name, run in result.graph.simulations.items()}
     plan: RematPlan | None = result.facts.get("plan")
     if plan is not None and not plan.clones:
@@ -338,5 +375,6 @@ def _result(graph: TrainingGraph, before: Mapping[str, int], result: PassResult,
         nodes_after=len(GraphIndex(result.model).nodes) if result.modified else len(graph.index.nodes),
         seconds=time.perf_counter() - started,
         notes=tuple(dict.fromkeys(result.notes)),
+        warnings=tuple(warnings),
     )
     return Result(result.model, plan, report)

@@ -22,7 +22,16 @@ from onnx_sublinear._staging import Staging
 from onnx_sublinear._tensors import check_scopes, check_tensor, walk
 from onnx_sublinear.errors import ModelFileError, UsageError, printable
 
-__all__ = ["ExternalTensor", "SaveReport", "check_external_data", "is_same_file", "load_model", "save_model"]
+__all__ = [
+    "ExternalTensor",
+    "SaveReport",
+    "check_external_data",
+    "check_model",
+    "is_same_file",
+    "load_model",
+    "missing_warnings",
+    "save_model",
+]
 
 # Protobuf neither reads nor writes a larger message.
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
@@ -69,14 +78,26 @@ def load_model(path: str | os.PathLike[str]) -> ModelProto:
         raise _not_a_model(shown, data)
     del data
     try:
-        _check_versions(model)
-        contents = walk(model)
-        check_scopes(contents.scopes)
-        for stored in contents.tensors:
-            check_tensor(stored)
+        check_model(model)
     except ModelFileError as error:
         raise ModelFileError(f"{shown}: {error.message}", error.hint) from None
     return model
+
+
+def check_model(model: ModelProto) -> None:
+    """Checks that a model is one this version can work on, and that its inline data fits dims and types.
+
+    Raises:
+        ModelFileError: it has no graph, is newer than the installed onnx, a name is no text, or the data of a tensor
+            does not fit. The message names the tensor.
+    """
+    if not model.HasField("graph"):
+        raise ModelFileError("the model has no graph", "the file may be damaged; export it again")
+    _check_versions(model)
+    contents = walk(model)
+    check_scopes(contents.scopes)
+    for stored in contents.tensors:
+        check_tensor(stored)
 
 
 def save_model(

@@ -15,15 +15,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from onnx_sublinear.graph import GraphIndex
-from onnx_sublinear.liveness import Lifetime, live_profile, peak_of
+from onnx_sublinear.liveness import Lifetime, peak_of
 from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, is_expanded, traits_of
 from onnx_sublinear.ops.workspace import run_overhead_bytes, workspace_bytes
 from onnx_sublinear.sizes import TensorSizes, TensorType, element_bits
 
 __all__ = [
     "Kernel",
+    "LayoutNumbers",
     "RuntimeGraph",
     "Simulation",
     "default_order",
@@ -109,6 +111,11 @@ class RuntimeGraph:
                 made_by[value] = position
         return made_by
 
+    def edges(self) -> list[list[int]]:
+        """Per kernel the producers of what it reads, one entry per slot."""
+        made_by = self.producers()
+        return [[made_by[v] for v in kernel.reads if made_by[v] >= 0] for kernel in self.kernels]
+
 
 def _layout_key(t: TensorType | None) -> tuple[int, tuple[int | str, ...]] | None:
     """What two tensors must share to be of the "same size"; None where they never are.
@@ -120,6 +127,24 @@ def _layout_key(t: TensorType | None) -> tuple[int, tuple[int | str, ...]] | Non
     bits = element_bits(t.elem_type)
     dims = tuple(d for d in t.shape if d is not None and d != "")
     return None if bits is None or len(dims) != len(t.shape) else (bits, dims)
+
+
+class LayoutNumbers:
+    """Numbers for dims and layouts: equal ones get the same number (`RuntimeGraph.shapes`, `RuntimeGraph.layouts`)."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int | str, ...], int] = {}
+        self._layouts: dict[tuple[int, tuple[int | str, ...]], int] = {}
+
+    def of(self, t: TensorType | None) -> tuple[int, int]:
+        """The shape's and the layout's number."""
+        key = _layout_key(t)
+        if key is None:
+            return -1, UNKNOWN_LAYOUT
+        shape = self._shapes.setdefault(key[1], len(self._shapes))
+        if not key[1]:
+            return shape, UNKNOWN_LAYOUT - key[0]
+        return shape, self._layouts.setdefault(key, len(self._layouts))
 
 
 def rounded(size_bytes: int) -> int:
@@ -151,24 +176,20 @@ def runtime_graph(
         value_frame_bytes=run_overhead_bytes(1),
     )
     ids: dict[str, int] = {}
-    layouts: dict[tuple[int, tuple[int | str, ...]], int] = {}
-    shapes: dict[tuple[int | str, ...], int] = {}
+    numbers = LayoutNumbers()
     constants = {o for node in index.nodes if node.op_type == "Constant" for o in node.output}
 
     def value(name: str) -> int:
         number = ids.get(name)
         if number is None:
-            key = _layout_key(known.get(name))
-            layout = UNKNOWN_LAYOUT
-            if key is not None:
-                layout = layouts.setdefault(key, len(layouts)) if key[1] else UNKNOWN_LAYOUT - key[0]
+            shape, layout = numbers.of(known.get(name))
             external = name in constants or name not in index.producer
             size = 0 if external else rounded(sizes.bytes_of(name) or 0)
             number = ids[name] = graph.add_value(
                 name,
                 size,
                 layout,
-                shape=-1 if key is None else shapes.setdefault(key[1], len(shapes)),
+                shape=shape,
                 external=external,
                 output=name in index.output_set and not external,
             )
@@ -204,12 +225,6 @@ def runtime_graph(
     return graph
 
 
-def _edges(graph: RuntimeGraph) -> list[list[int]]:
-    """Per kernel the producers of what it reads, one entry per slot."""
-    made_by = graph.producers()
-    return [[made_by[v] for v in kernel.reads if made_by[v] >= 0] for kernel in graph.kernels]
-
-
 def _places(graph: RuntimeGraph, rank: Sequence[int] | None) -> Sequence[int]:
     """Per kernel its place in the file (`rank`, else its position), those put in place of others behind all."""
     count = len(graph.kernels)
@@ -227,7 +242,7 @@ def default_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None, tra
         rank: position of each kernel in the file where it differs from its place in `graph.kernels`.
         training_build: the training build moves Shape and Size nodes directly behind their producer.
     """
-    edges = _edges(graph)
+    edges = graph.edges()
     count = len(edges)
     place = _places(graph, rank)
     by_rank: Sequence[int] = place if isinstance(place, range) else sorted(range(count), key=place.__getitem__)
@@ -270,7 +285,7 @@ def _hoist_shapes(graph: RuntimeGraph, edges: list[list[int]], order: list[int],
 
 def priority_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None) -> list[int]:
     """The order of ExecutionOrder.PRIORITY_BASED: Kahn's algorithm, Shape and Size first, then by place in the file."""
-    edges = _edges(graph)
+    edges = graph.edges()
     waiting = [len(e) for e in edges]
     consumers: list[list[int]] = [[] for _ in edges]
     for k, producers in enumerate(edges):
@@ -308,13 +323,13 @@ class Simulation:
     Attributes:
         peak_bytes: the largest live bytes, workspaces and the run's frame included.
         profile: live bytes at each step, the same included.
-        lifetimes: the buffers.
+        spans: per value that has a buffer of its own, the steps [start, end) in which that is held.
         buffer_of: per value the value whose buffer it lives in (itself, if it has its own; -1 for externals).
     """
 
     peak_bytes: int
     profile: list[int]
-    lifetimes: list[Lifetime]
+    spans: dict[int, tuple[int, int]]
     buffer_of: list[int]
 
     @property
@@ -322,49 +337,47 @@ class Simulation:
         """The first step at which the live bytes are largest."""
         return self.profile.index(self.peak_bytes) if self.profile else 0
 
+    def peak_of_blocks(self, graph: RuntimeGraph, least_bytes: int) -> int:
+        """The peak with blocks below `least_bytes` left out: the system does not see these come and go."""
+        delta = [0] * (len(self.profile) + 1)
+        for v, (start, end) in self.spans.items():
+            if graph.sizes[v] >= least_bytes:
+                delta[start] += graph.sizes[v]
+                delta[end] -= graph.sizes[v]
+        return max(accumulate(delta), default=0)
 
-def _assign_buffers(graph: RuntimeGraph, order: Sequence[int], reuse: bool) -> tuple[list[int], list[bool]]:
-    """The allocation planner's walk: per value its buffer, and per value whether it is an allocation of its own."""
-    kernels, layouts, external, is_output = graph.kernels, graph.layouts, graph.external, graph.is_output
-    count = len(graph.names)
-    uses = [1 if external[v] or is_output[v] else 0 for v in range(count)]
-    is_read = bytearray(count)
-    for kernel in kernels:
+    def lifetimes(self, graph: RuntimeGraph) -> list[Lifetime]:
+        """The buffers that have a size."""
+        return [
+            Lifetime(graph.names[v], graph.sizes[v], start, end)
+            for v, (start, end) in self.spans.items()
+            if graph.sizes[v]
+        ]
+
+
+def _use_counts(graph: RuntimeGraph) -> tuple[list[int], bytearray]:
+    """Per value how often it is used (made, read per slot, held from outside), and whether any kernel reads it."""
+    uses = [int(external or output) for external, output in zip(graph.external, graph.is_output, strict=True)]
+    is_read = bytearray(len(uses))
+    for kernel in graph.kernels:
         for v in kernel.reads:
             uses[v] += 1
             is_read[v] = 1
         for v in kernel.writes:
             uses[v] += 1
-    buffer = list(range(count))
-    own = [False] * count
-    free: dict[int, list[int]] = {}
-    for k in order:
-        kernel = kernels[k]
-        for out in kernel.writes:
-            source = -1
-            if not is_output[out]:
-                for a, b in kernel.alias:
-                    if b == out:
-                        source = a
-                layout = layouts[out]
-                if source < 0 and layout != UNKNOWN_LAYOUT:
-                    for a, b in kernel.inplace:
-                        if b == out and layouts[a] == layout and uses[buffer[a]] == 1:
-                            source = a
-                            break
-                    if source < 0 and reuse and layout > UNKNOWN_LAYOUT and is_read[out] and free.get(layout):
-                        source = free[layout].pop()
-            if source < 0:
-                own[out] = True
-            else:
-                buffer[out] = buffer[source]
-                uses[buffer[source]] += uses[out]
-        for v in (*kernel.reads, *kernel.writes):
-            root = buffer[v]
-            uses[root] -= 1
-            if uses[root] == 0 and layouts[root] > UNKNOWN_LAYOUT:
-                free.setdefault(layouts[root], []).append(root)
-    return buffer, own
+    return uses, is_read
+
+
+def _source_of(graph: RuntimeGraph, kernel: Kernel, out: int, uses: Sequence[int], buffer: Sequence[int]) -> int:
+    """The input whose buffer `out` shares, as a view or in-place; -1 where it shares none."""
+    for a, b in kernel.alias:
+        if b == out:
+            return a
+    layouts = graph.layouts
+    for a, b in kernel.inplace:
+        if b == out and layouts[a] == layouts[out] != UNKNOWN_LAYOUT and uses[buffer[a]] == 1:
+            return a
+    return -1
 
 
 def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -> Simulation:
@@ -378,32 +391,51 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
         order: kernel positions.
         reuse: SessionOptions.enable_mem_reuse: a dead buffer is held until a later tensor that was promised it.
     """
-    buffer, own = _assign_buffers(graph, order, reuse)
-    kernels, sizes = graph.kernels, graph.sizes
-    steps = len(order)
-    born = [-1] * len(buffer)
-    last_read = [-1] * len(buffer)
+    kernels, layouts, sizes, is_output = graph.kernels, graph.layouts, graph.sizes, graph.is_output
+    uses, is_read = _use_counts(graph)
+    buffer = list(range(len(uses)))
+    born = [-1] * len(uses)  # per value with a buffer of its own, the step that makes it
+    last_read = [-1] * len(uses)  # per buffer
+    free: dict[int, list[int]] = {}
     for step, k in enumerate(order):
         kernel = kernels[k]
-        for v in kernel.writes:
-            if own[v]:
-                born[v] = step
+        for out in kernel.writes:
+            source = -1
+            if not is_output[out]:
+                if kernel.alias or kernel.inplace:
+                    source = _source_of(graph, kernel, out, uses, buffer)
+                if source < 0 and reuse and is_read[out] and layouts[out] > UNKNOWN_LAYOUT:
+                    dead = free.get(layouts[out])
+                    source = dead.pop() if dead else -1
+            if source < 0:
+                born[out] = step
+            else:
+                buffer[out] = root = buffer[source]
+                uses[root] += uses[out]
         for v in kernel.reads:
-            last_read[buffer[v]] = step
-    lifetimes = [
-        Lifetime(
-            graph.names[v],
-            sizes[v],
-            born[v],
-            steps if graph.is_output[v] or last_read[v] < 0 else last_read[v] + 1,
-        )
-        for v in range(len(buffer))
-        if born[v] >= 0 and sizes[v]
-    ]
-    frame = graph.frame_bytes + graph.value_frame_bytes * len(graph.names)
-    profile = live_profile(lifetimes, steps, [frame + kernels[k].workspace_bytes for k in order])
-    located = [b if own[b] else -1 for b in buffer]
-    return Simulation(peak_of(profile), profile, lifetimes, located)
+            root = buffer[v]
+            last_read[root] = step
+            uses[root] -= 1
+            if not uses[root] and layouts[root] > UNKNOWN_LAYOUT:
+                free.setdefault(layouts[root], []).append(root)
+        for v in kernel.writes:
+            root = buffer[v]
+            uses[root] -= 1
+            if not uses[root] and layouts[root] > UNKNOWN_LAYOUT:
+                free.setdefault(layouts[root], []).append(root)
+    steps = len(order)
+    spans: dict[int, tuple[int, int]] = {}
+    delta = [0] * (steps + 1)
+    delta[0] = graph.frame_bytes + graph.value_frame_bytes * len(graph.names)
+    for v, start in enumerate(born):
+        if start >= 0:
+            end = steps if is_output[v] or last_read[v] < 0 else last_read[v] + 1
+            spans[v] = (start, end)
+            delta[start] += sizes[v]
+            delta[end] -= sizes[v]
+    profile = [live + kernels[k].workspace_bytes for live, k in zip(accumulate(delta), order, strict=False)]
+    located = [b if born[b] >= 0 else -1 for b in buffer]
+    return Simulation(peak_of(profile), profile, spans, located)
 
 
 def lower_bound(graph: RuntimeGraph) -> tuple[int, int]:

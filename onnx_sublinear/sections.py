@@ -116,7 +116,11 @@ def split_sections(index: GraphIndex, sizes: TensorSizes, losses: Sequence[str] 
     else:
         found = find_losses(index, sizes, losses)
     if not found:
-        return Sections((), (False,) * len(index.nodes), ("no loss output was found: name it with --loss",))
+        return Sections(
+            (),
+            (False,) * len(index.nodes),
+            ("no gradient section was found: no output looks like a loss (name it with --loss)",),
+        )
     forward = _ancestors(index, found)
     notes = []
     if len(found) > 1:

@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from onnx_sublinear.costs import node_cost
 from onnx_sublinear.graph import GraphIndex, domain_of, nodes_at_any_depth
+from onnx_sublinear.ops.float16 import with_casts
 from onnx_sublinear.ops.traits import Target
-from onnx_sublinear.runtime_model import RuntimeGraph, Simulation, executed_orders, runtime_graph, simulate
+from onnx_sublinear.runtime_model import (
+    RuntimeGraph,
+    Simulation,
+    default_order,
+    executed_orders,
+    runtime_graph,
+    simulate,
+)
 from onnx_sublinear.sections import Sections, split_sections
 from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes, runtime_types
 
@@ -38,22 +46,27 @@ class TrainingGraph:
         self,
         model: ModelProto,
         *,
+        index: GraphIndex | None = None,
         sizes: TensorSizes | None = None,
         visible: Mapping[str, TensorType] | None = None,
+        runtime: RuntimeGraph | None = None,
         same_nodes: bool = False,
     ) -> TrainingGraph:
         """The same view of another model.
 
         Args:
             model: the other model.
+            index: the index of a model with the same nodes, where the caller has one.
             sizes: its sizes, where the caller knows them.
             visible: what the runtime sees of it, where the caller knows that.
+            runtime: what the runtime makes of it, where the caller knows that.
             same_nodes: whether its nodes and types are the same, so that every fact worked out so far holds.
         """
         other = replace(self, model=model)
-        known: dict[str, object] = {"sizes": sizes, "visible": visible}
+        known: dict[str, object] = {"index": index, "sizes": sizes, "visible": visible, "runtime": runtime}
         if same_nodes:
-            names = ("index", "sizes", "sections", "visible", "runtime", "simulations", "costs", "needs_training_build")
+            names = ("index", "sizes", "sections", "visible", "runtime", "executed", "simulations")
+            names += ("costs", "needs_training_build")
             known = {name: self.__dict__.get(name) for name in names}
         other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
         return other
@@ -83,6 +96,17 @@ class TrainingGraph:
         )
 
     @cached_property
+    def untouchable(self) -> frozenset[str]:
+        """Tensors that must get neither views nor clones: float16 on the CPU.
+
+        There, most kernels run in float between casts, and whether a value is rounded to float16 on its way depends
+        on which nodes stand next to each other (`ops.float16`): another node beside them could change a bit.
+        """
+        if self.target != "cpu":
+            return frozenset()
+        return frozenset(name for name, t in self.sizes.types.items() if t.elem_type == TensorProto.FLOAT16)
+
+    @cached_property
     def visible(self) -> Mapping[str, TensorType]:
         """The types that the runtime knows."""
         return runtime_types(self.index)
@@ -95,10 +119,20 @@ class TrainingGraph:
         )
 
     @cached_property
+    def executed(self) -> RuntimeGraph:
+        """The file as the runtime runs it: `runtime`, but for the casts that the CPU provider puts around float16."""
+        if self.target != "cpu":
+            return self.runtime
+        training = self.needs_training_build
+        order = default_order(self.runtime, training_build=training)
+        model = with_casts(self.index, self.sizes.bound, order, training=training)
+        return self.runtime if model is self.model else self.with_model(model).runtime
+
+    @cached_property
     def simulations(self) -> dict[str, Simulation]:
         """What each order of the runtime needs: "default" and "priority"."""
-        orders = executed_orders(self.runtime, training=self.needs_training_build)
-        return {name: simulate(self.runtime, order) for name, order in orders.items()}
+        orders = executed_orders(self.executed, training=self.needs_training_build)
+        return {name: simulate(self.executed, order) for name, order in orders.items()}
 
     @cached_property
     def costs(self) -> list[int]:

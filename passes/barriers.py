@@ -33,7 +33,7 @@ class StageRules:
     """What a barrier may touch.
 
     Attributes:
-        viewable: per value whether a view of it can be written (a tensor of known rank).
+        ranks: per value its rank; -1 where it is no tensor or its rank is unknown: then no view of it can be written.
         countable: per value whether its Size can be taken (a tensor).
         slots: per kernel the values that it reads through its own input slots (captured ones cannot be rerouted).
         small_output: per kernel whether running it early costs next to nothing.
@@ -41,7 +41,7 @@ class StageRules:
         private: views are declared with dims of their own (`emission`), so that no buffer behind them is promised.
     """
 
-    viewable: Sequence[bool]
+    ranks: Sequence[int]
     countable: Sequence[bool]
     slots: Sequence[Sequence[int]]
     small_output: Sequence[bool]
@@ -158,7 +158,7 @@ def _barrier(
     for k in roots:
         behind = {made_by[v] for v in graph.kernels[k].reads}
         missing = [s for s in token_of if s not in behind]
-        options = [v for v in dict.fromkeys(rules.slots[k]) if rules.viewable[v]]
+        options = [v for v in dict.fromkeys(rules.slots[k]) if rules.ranks[v] >= 0]
         if missing and options:
             waiting[k] = options
             needed.update(dict.fromkeys(missing))
@@ -255,7 +255,7 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
     if placement.entries:
         barriers[0] = _Barrier(list(placement.entries), _entry_readers(schedule, stages, rules, placement.entries))
     builder = _Builder(graph, stages)
-    released = _ReleaseViews(builder, graph, placement.releases, made_by)
+    released = _ReleaseViews(builder, graph, placement.releases, rules, made_by)
     open_stage = -1
     for k in schedule:
         if stages[k] != open_stage:
@@ -274,14 +274,20 @@ class _ReleaseViews:
     """Places the views of releases: right behind what makes the value, so that the runtime's order stays the same."""
 
     def __init__(
-        self, builder: _Builder, graph: RuntimeGraph, releases: Mapping[int, tuple[int, ...]], made_by: Sequence[int]
+        self,
+        builder: _Builder,
+        graph: RuntimeGraph,
+        releases: Mapping[int, tuple[int, ...]],
+        rules: StageRules,
+        made_by: Sequence[int],
     ) -> None:
-        self.builder = builder
+        self.builder, self.ranks = builder, rules.ranks
         self.behind: dict[int, list[tuple[int, int]]] = {}  # producer -> (reader, value)
         self.external: dict[int, list[int]] = {}
-        self.shapes: dict[int, int] = {}  # rank class -> shape
+        self.shapes: dict[int, int] = {}  # rank -> shape
         self.token = -1
-        source = next((v for kernel in graph.kernels for v in kernel.reads if graph.external[v]), -1)
+        reads = (v for kernel in graph.kernels for v in kernel.reads)
+        source = next((v for v in reads if graph.external[v] and rules.countable[v]), -1)
         for k, values in releases.items():
             for v in values if source >= 0 else ():
                 if made_by[v] >= 0:
@@ -296,10 +302,10 @@ class _ReleaseViews:
             return
         if self.token < 0:
             self.token = self.builder.add("token", self.source)
-        shape_class = self.builder.layout.graph.shapes[v]
-        if shape_class not in self.shapes:
-            self.shapes[shape_class] = self.builder.add("shape", v, (self.token,))
-        swaps[v] = self.builder.add("view", v, (self.shapes[shape_class],))
+        rank = self.ranks[v]
+        if rank not in self.shapes:
+            self.shapes[rank] = self.builder.add("shape", v, (self.token,))
+        swaps[v] = self.builder.add("view", v, (self.shapes[rank],))
 
     def before(self, k: int) -> None:
         """Views of external values stand in front of their reader."""

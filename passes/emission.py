@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from onnx import NodeProto, ValueInfoProto, helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.passes.barriers import Added, Layout
 from onnx_sublinear.passes.rewriting import ROLE_BARRIER, mark, replace_nodes
+from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, LayoutNumbers, RuntimeGraph
 from onnx_sublinear.sizes import TensorType, runtime_types
 from onnx_sublinear.training_graph import TrainingGraph
 
@@ -44,7 +46,7 @@ class _Emitter:
         if rank not in self.zeros:
             name = self.zeros[rank] = self.fresh(f"barrier/zeros{rank}")
             constant = helper.make_node("Constant", [], [name], name=self.fresh(f"{name}/node"))
-            tensor = helper.make_tensor("value", helper.TensorProto.INT64, [rank], [0] * rank)
+            tensor = helper.make_tensor("value", TensorProto.INT64, [rank], [0] * rank)
             constant.attribute.append(helper.make_attribute("value", tensor))
             mark(constant, ROLE_BARRIER)
             self.constants.append(constant)
@@ -118,15 +120,37 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     rows = [*(Added("shape", -1, -1) for _ in emitter.constants), *rows]
     types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
     types = {**types, **emitter.declared}
+    model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
+    index = GraphIndex(model)
+    visible = {**graph.visible, **types}
     if private and emitter.declared:
-        draft = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared))
-        visible = runtime_types(GraphIndex(draft), private_dims=True)
+        visible = runtime_types(index, private_dims=True)
         types = {name: visible.get(name, t) for name, t in types.items()}
-    else:
-        visible = {**graph.visible, **types}
-    model = replace_nodes(graph.model, nodes, _value_info(graph, types))
+    if private:
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(_value_info(graph, types))
     sizes = graph.sizes.with_copies(emitter.viewed)
-    return graph.with_model(model, sizes=sizes, visible=visible), rows
+    runtime = _runtime(layout, emitter, visible) if len(rows) == len(layout.rows) + len(emitter.constants) else None
+    return graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime), rows
+
+
+def _runtime(layout: Layout, emitter: _Emitter, visible: Mapping[str, TensorType]) -> RuntimeGraph:
+    """The layout's graph with the names and types of the written model: what `runtime_graph` would find again."""
+    numbers = LayoutNumbers()
+    found = [numbers.of(visible.get(name)) for name in emitter.names]
+    runtime = replace(
+        layout.graph,
+        kernels=[*(Kernel((), ()) for _ in emitter.constants), *layout.graph.kernels],
+        names=list(emitter.names),
+        sizes=list(layout.graph.sizes),
+        shapes=[shape for shape, _ in found],
+        layouts=[number for _, number in found],
+        external=list(layout.graph.external),
+        is_output=list(layout.graph.is_output),
+    )
+    for constant in emitter.constants:
+        runtime.add_value(constant.output[0], 0, UNKNOWN_LAYOUT, external=True)
+    return runtime
 
 
 def _value_info(graph: TrainingGraph, types: Mapping[str, TensorType]) -> list[ValueInfoProto]:

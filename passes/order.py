@@ -46,14 +46,12 @@ class _Trial:
         layout: the layout.
         peaks: peak bytes by order.
         crowded: stages in which an order needs more than the schedule.
-        held_bytes: peak of the schedule itself with the buffers that the runtime holds for later tensors.
     """
 
     placement: Placement
     layout: Layout
     peaks: dict[str, int]
     crowded: set[int]
-    held_bytes: int
 
     @property
     def worst_bytes(self) -> int:
@@ -108,8 +106,9 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
 
 def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
     runtime, index, types = graph.runtime, graph.index, graph.sizes.types
-    tensor = [name in types and types[name].elem_type != 0 for name in runtime.names]
-    ranked = [t and types[name].shape is not None for t, name in zip(tensor, runtime.names, strict=True)]
+    left_alone = graph.untouchable
+    tensor = [name in types and types[name].elem_type != 0 and name not in left_alone for name in runtime.names]
+    shapes = [types[name].shape if t else None for t, name in zip(tensor, runtime.names, strict=True)]
     captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
     small = int(planned_bytes * _SMALL_SHARE)
     moved = runtime.sizes
@@ -122,7 +121,7 @@ def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
     kernels = runtime.kernels
     return StageRules(
         private=not graph.needs_training_build,
-        viewable=ranked,
+        ranks=[-1 if shape is None else len(shape) for shape in shapes],
         countable=tensor,
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
@@ -157,11 +156,10 @@ class _Search:
     def run(self) -> _Emitted:
         """The best graph found."""
         trial = self.refine(Placement(_clone_starts(self.graph, self.schedule, self.rules)))
-        found = [(trial, self.emit(trial.layout))]
-        if self.rules.private and found[0][1].worst_bytes > self.limit:
-            trial = self.refine(replace(trial.placement, entries=tuple(self.entries())))
-            found.append((trial, self.emit(trial.layout)))
-        trial, best = min(found, key=lambda f: (f[1].worst_bytes, f[1].added))
+        if self.rules.private and trial.worst_bytes > self.limit:
+            entered = self.refine(replace(trial.placement, entries=tuple(self.entries())))
+            trial = min(trial, entered, key=lambda t: (t.worst_bytes, t.layout.added))
+        best = self.emit(trial.layout)
         if self.rules.private and best.worst_bytes > self.limit:
             best = self.release(trial.placement, best)
         return best
@@ -173,16 +171,16 @@ class _Search:
     def attempt(self, placement: Placement) -> _Trial:
         """Lays out and simulates."""
         layout = lay_out(self.graph.runtime, self.schedule, placement, self.rules)
-        held = simulate(layout.graph, range(len(layout.graph.kernels))).peak_bytes
-        limit = max(self.limit, int(held * _TOLERANCE))  # no order releases what is held for later tensors
-        peaks: dict[str, int] = {}
+        orders = executed_orders(layout.graph, training=self.graph.needs_training_build)
+        runs = {name: simulate(layout.graph, order) for name, order in orders.items()}
         crowded: set[int] = set()
-        for name, order in executed_orders(layout.graph, training=self.graph.needs_training_build).items():
-            run = simulate(layout.graph, order)
-            peaks[name] = run.peak_bytes
-            if run.peak_bytes > limit:
-                crowded.update(layout.stage_at(k) for k, live in zip(order, run.profile, strict=True) if live > limit)
-        return _Trial(placement, layout, peaks, crowded - {-1}, held)
+        if any(run.peak_bytes > self.limit for run in runs.values()):
+            held = simulate(layout.graph, range(len(layout.graph.kernels))).peak_bytes
+            limit = max(self.limit, int(held * _TOLERANCE))  # no order releases what is held for later tensors
+            for name, run in runs.items():
+                over = (k for k, live in zip(orders[name], run.profile, strict=True) if live > limit)
+                crowded.update(layout.stage_at(k) for k in over)
+        return _Trial(placement, layout, {name: run.peak_bytes for name, run in runs.items()}, crowded - {-1})
 
     def refine(self, placement: Placement) -> _Trial:
         """Splits crowded stages until there are none, or they cannot be split."""
@@ -226,7 +224,7 @@ class _Search:
     def sources(self, kernel: int, made: str) -> list[int]:
         """What `kernel` must read through views so that the runtime does not know the dims of `made`."""
         runtime = self.graph.runtime
-        options = [v for v in dict.fromkeys(self.rules.slots[kernel]) if self.rules.viewable[v]]
+        options = [v for v in dict.fromkeys(self.rules.slots[kernel]) if self.rules.ranks[v] >= 0]
         value = next(v for v in runtime.kernels[kernel].writes if runtime.names[v] == made)
         if runtime.kernels[kernel].broadcast:
             return [v for v in options if runtime.shapes[v] == runtime.shapes[value]]
@@ -242,7 +240,7 @@ class _Search:
             kernel = runtime.kernels[k]
             carried = next((origins[v] for v in kernel.reads if origins[v]), None)
             if carried is None:
-                carried = frozenset(v for v in self.rules.slots[k] if runtime.external[v] and self.rules.viewable[v])
+                carried = frozenset(v for v in self.rules.slots[k] if runtime.external[v] and self.rules.ranks[v] >= 0)
             for v in kernel.writes:
                 origins[v] = carried
             if carried and not self.rules.small_output[k]:

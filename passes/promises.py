@@ -17,7 +17,7 @@ from onnx_sublinear.runtime_model import RuntimeGraph, Simulation, executed_orde
 
 __all__ = ["breakable_promises"]
 
-_ROUNDS = 12
+_ROUNDS = 8
 _MARGIN = 0.98  # each round aims a little below the limit, since a broken promise makes others
 
 

@@ -17,7 +17,7 @@ from onnx import NodeProto, helper
 
 from onnx_sublinear.errors import PostconditionError
 from onnx_sublinear.graph import subgraphs_of
-from onnx_sublinear.ops.traits import opaque_reason, traits_of
+from onnx_sublinear.ops.traits import traits_of
 from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, ROLE_SCRATCH, mark, replace_nodes
 from onnx_sublinear.planners import Limit, RematPlan, strategy_named
@@ -48,7 +48,7 @@ class RecomputePass(Pass):
 
     def __call__(self, graph: TrainingGraph) -> PassResult:
         """Plans and clones."""
-        notes = [*graph.sections.notes, *_opaque_notes(graph)]
+        notes = list(graph.sections.notes)
         if not graph.sections.has_gradients:
             return PassResult(graph, notes=tuple(notes))
         plan = self.plan(graph)
@@ -95,12 +95,6 @@ class RecomputePass(Pass):
             raise PostconditionError(f"pass '{self.name}' lost tensor '{missing}'")
         if result.graph.index.order != list(range(len(result.graph.index.nodes))):
             raise PostconditionError(f"pass '{self.name}' left the nodes unsorted")
-
-
-def _opaque_notes(graph: TrainingGraph) -> list[str]:
-    """One note per unknown operator: such nodes are kept as they are, once and in their order."""
-    reasons = dict.fromkeys(r for n in graph.index.nodes if (r := opaque_reason(n, graph.index)) is not None)
-    return [f"{reason} is not known: its nodes are kept as they are, once" for reason in reasons]
 
 
 def apply_schedule(graph: TrainingGraph, labels: Sequence[int]) -> tuple[TrainingGraph, dict[str, int]]:

@@ -82,8 +82,9 @@ class SharePass(Pass):
         runtime = graph.runtime
         order = default_order(runtime, training_build=graph.needs_training_build)
         run = simulate(runtime, order, reuse=False)
-        offsets, arena_bytes = pack(run.lifetimes)
-        live_bytes = peak_of(live_profile(run.lifetimes, len(order)))
+        lifetimes = run.lifetimes(runtime)
+        offsets, arena_bytes = pack(lifetimes)
+        live_bytes = peak_of(live_profile(lifetimes, len(order)))
         plan = {
             "version": _PLAN_VERSION,
             "order": "default",
@@ -92,7 +93,7 @@ class SharePass(Pass):
             "live_bytes": live_bytes,
             "buffers": [
                 [life.name, offset, life.size_bytes, life.start, life.end]
-                for life, offset in zip(run.lifetimes, offsets, strict=True)
+                for life, offset in zip(lifetimes, offsets, strict=True)
             ],
             "aliases": {
                 runtime.names[value]: runtime.names[owner]

@@ -50,7 +50,12 @@ class SchemaInference:
         types: Sequence[Known],
         values: Sequence[Value | None],
     ) -> list[Known]:
-        """One entry an output; [] where the inference finds a contradiction or lacks the type of an input."""
+        """One entry an output; [] where the inference finds a contradiction or lacks the type of an input.
+
+        Only which symbols are equal matters, so they are numbered: layers that differ in symbols share an entry.
+        """
+        numbers: dict[str, str] = {}
+        types = [_with_symbols(t, numbers, number=True) for t in types]
         data: tuple[Value | None, ...] = ()
         if node.op_type not in _ELEMENTWISE:
             reals = node.op_type in _REALS_MATTER
@@ -68,7 +73,10 @@ class SchemaInference:
         cached = self._cache.get(signature)
         if cached is None:
             cached = self._cache[signature] = self._ask(node, schema, opset, types, data)
-        return cached
+        if not numbers:
+            return cached
+        names = {number: name for name, number in numbers.items()}
+        return [_with_symbols(t, names) for t in cached]
 
     def _ask(
         self,
@@ -94,6 +102,23 @@ class SchemaInference:
         except Exception:  # InferenceError, or a C++ exception without a type of its own
             return []
         return [known_type(found[f"o{k}"]) if f"o{k}" in found else None for k in range(len(node.output))]
+
+
+def _with_symbols(known: Known, names: dict[str, str], *, number: bool = False) -> Known:
+    """`known` with its symbols replaced by `names`; with `number`, new ones get the next number."""
+    if not isinstance(known, TensorType) or known.shape is None:
+        return known
+    shape = known.shape
+    for d in shape:
+        if isinstance(d, str):
+            break
+    else:
+        return known
+    if number:
+        for d in shape:
+            if isinstance(d, str) and d not in names:
+                names[d] = f"#{len(names)}"
+    return TensorType(known.elem_type, tuple(names.get(d, d) if isinstance(d, str) else d for d in shape))
 
 
 def _proto(known: Known) -> TypeProto:

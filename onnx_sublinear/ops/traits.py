@@ -21,8 +21,8 @@ __all__ = [
     "Traits",
     "aliases_of",
     "inplace_of",
+    "is_opaque",
     "may_clone",
-    "opaque_reason",
     "overwritten_by",
     "traits_of",
 ]
@@ -105,9 +105,7 @@ _ONNX: dict[str, Traits] = {
         ),
         _BROADCAST,
     ),
-    **dict.fromkeys(
-        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"), _RANDOM
-    ),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"), _RANDOM),
     "Dropout": _RANDOM,
     "Bernoulli": Traits(random=True, expanded="always"),
     **dict.fromkeys(
@@ -188,11 +186,9 @@ def traits_of(node: NodeProto) -> Traits:
     return _row(node) or _EFFECT
 
 
-def opaque_reason(node: NodeProto, index: GraphIndex) -> str | None:
-    """Why nothing is known about `node` ("domain lab.custom"), or None where the tables know it."""
-    if index.function_of(node) is not None or _row(node) is not None:
-        return None
-    return f"operator {domain_of(node) or 'ai.onnx'}::{node.op_type}"
+def is_opaque(node: NodeProto, index: GraphIndex) -> bool:
+    """Whether nothing is known about `node`: no table has its operator, and no function of the model defines it."""
+    return index.function_of(node) is None and _row(node) is None
 
 
 def _pairs(node: NodeProto, slots: Slots) -> list[tuple[str, str]]:

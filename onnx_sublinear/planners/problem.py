@@ -185,6 +185,7 @@ def remat_problem(graph: TrainingGraph, order: Sequence[int]) -> RematProblem:
             and may_clone(index.nodes[k], index)
             and not any(o in unknown for o in index.nodes[k].output)
             and overwritten.isdisjoint(index.reads[k])
+            and graph.untouchable.isdisjoint((*index.reads[k], *index.nodes[k].output))
             for k in order
         ),
     )
@@ -209,15 +210,15 @@ def evaluate(problem: RematProblem, schedule: Sequence[int]) -> Evaluation:
         for v in reads[node]:
             last[latest[v]] = step
         again = ran[node]
-        shared = {b: a for a, b in views[node]} if views[node] else {}
         for v in writes[node]:
-            if v in shared and not kept[v]:
-                latest[v] = latest[shared[v]]
-                continue
             latest[v] = len(size)
             size.append(sizes[v])
             born.append(step)
             last.append(steps if kept[v] and not again else step)
+        for a, b in views[node]:
+            if not kept[b]:
+                size[latest[b]] = 0
+                latest[b] = latest[a]
         for a, b in inplace[node]:
             candidates.append((step, latest[a], latest[b]))
         if again:
@@ -251,7 +252,7 @@ def expand(problem: RematProblem, dropped: Sequence[bool]) -> list[int]:
     schedule: list[int] = []
     for node, is_forward in enumerate(forward):
         if not is_forward:
-            pending = [producer[v] for v in reads[node] if not kept[v]]
+            pending = [p for v in reads[node] if dropped[p := producer[v]] and not (done[p] or kept[v])]
             needed: list[int] = []
             while pending:
                 p = pending.pop()

@@ -22,6 +22,7 @@ from onnx_sublinear.planners.problem import Evaluation, Limit, RematPlan, RematP
 
 __all__ = ["SqrtStrategy"]
 
+_MOST_FAILURES = 6  # runs in vain that are tried to be kept: the earlier ones weigh more
 _SMALL_SHARE = 0.01  # of the target: the smallest tensors are kept as long as they sum up to no more than this
 
 
@@ -185,10 +186,15 @@ def _search(
 
 def _relax(problem: RematProblem, candidate: _Candidate, allowed_bytes: int) -> _Candidate:
     """Keeps whole runs, from the last to the first, as long as the peak stays within `allowed_bytes`."""
+    failures = 0
     for run in sorted(set(candidate.runs) - {0}, reverse=True):
         relaxed = _candidate(problem, [0 if r == run else r for r in candidate.runs])
         if relaxed.score.peak_bytes <= allowed_bytes:
             candidate = relaxed
+        else:
+            failures += 1
+            if failures == _MOST_FAILURES:
+                break
     return candidate
 
 
@@ -227,7 +233,7 @@ class SqrtStrategy:
 
     def quick(self) -> SqrtStrategy:
         """The same with a coarse search, to compare problems."""
-        return SqrtStrategy(targets=6, refinements=0)
+        return SqrtStrategy(targets=5, refinements=0)
 
     def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
         """The plan of smallest peak within the limit's overhead, or the cheapest one within its budget.
