@@ -9,6 +9,7 @@ from functools import cached_property
 from onnx import ModelProto, TensorProto
 
 from onnx_sublinear.costs import node_cost
+from onnx_sublinear.expansion import expanded
 from onnx_sublinear.graph import GraphIndex, domain_of, nodes_at_any_depth
 from onnx_sublinear.ops.float16 import with_casts
 from onnx_sublinear.ops.traits import Target
@@ -120,13 +121,18 @@ class TrainingGraph:
 
     @cached_property
     def executed(self) -> RuntimeGraph:
-        """The file as the runtime runs it: `runtime`, but for the casts that the CPU provider puts around float16."""
+        """The file as the runtime runs it: `runtime`, but for what it puts in place of operators without a kernel."""
         if self.target != "cpu":
             return self.runtime
         training = self.needs_training_build
-        order = default_order(self.runtime, training_build=training)
-        model = with_casts(self.index, self.sizes.bound, order, training=training)
-        return self.runtime if model is self.model else self.with_model(model).runtime
+        graph = self
+        model, types = expanded(self.index, self.sizes, training=training)
+        if model is not self.model:
+            sizes = TensorSizes({**self.sizes.types, **types}, {**self.sizes.bound, **types}, dict(self.dims))
+            graph = self.with_model(model, sizes=sizes, visible={**self.visible, **types})
+        order = default_order(graph.runtime, training_build=training)
+        cast = with_casts(graph.index, graph.sizes.bound, order, training=training)
+        return graph.runtime if cast is graph.model else self.with_model(cast).runtime
 
     @cached_property
     def simulations(self) -> dict[str, Simulation]:

@@ -8,6 +8,9 @@ otherwise be free to run early (a root) reads one of its inputs through a view t
     shape = Min(token, ..., zeros[rank X])      always zeros: Reshape copies the dim where the shape says 0
     view  = Reshape(X, shape)                   view == X, in X's buffer; not mergeable with X by the runtime
 
+On CUDA, Size makes the host wait for the device, and Shape does not, but Shape of a tensor of known dims is folded. So
+the token there is Shape(probe, start=0, end=1) of a view (probe) of the sink whose shape is keyed on a graph input.
+
 A view can also stand for itself (a release): behind it, the runtime does not know the dims, so it holds no dead buffer
 for what is made from it.
 
@@ -22,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
+
+AddedKind = Literal["token", "dim", "shape", "view", "probe"]
 
 __all__ = ["Added", "Layout", "Placement", "StageRules", "lay_out"]
 
@@ -39,6 +44,8 @@ class StageRules:
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
         private: views are declared with dims of their own (`emission`), so that no buffer behind them is promised.
+        probes: whether tokens are taken by Shape of a probe instead of Size.
+        free_source: a tensor among the graph inputs that is no constant, or -1.
     """
 
     ranks: Sequence[int]
@@ -47,6 +54,8 @@ class StageRules:
     small_output: Sequence[bool]
     small_all: Sequence[bool]
     private: bool
+    probes: bool = False
+    free_source: int = -1
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Added:
-    """A node that a layout adds: `value` = token of, shape for, or view of `source`.
+    """A node that a layout adds.
 
     Attributes:
-        kind: which of the three.
+        kind: token (Size), dim (the first dim, as a token), shape, view, or probe (a view that only a dim reads).
         value: id of what it makes.
         source: the value whose size, rank or content it takes.
-        operands: tokens of a shape; the shape of a view.
+        operands: tokens of a shape; the shape of a view or probe.
     """
 
-    kind: Literal["token", "shape", "view"]
+    kind: AddedKind
     value: int
     source: int
     operands: tuple[int, ...] = ()
@@ -199,7 +208,7 @@ def _barriers(
 class _Builder:
     """Appends kernels to a layout."""
 
-    def __init__(self, graph: RuntimeGraph, stages: Sequence[int]) -> None:
+    def __init__(self, graph: RuntimeGraph, stages: Sequence[int], rules: StageRules) -> None:
         laid = replace(
             graph,
             kernels=[],
@@ -211,20 +220,39 @@ class _Builder:
             is_output=list(graph.is_output),
         )
         self.layout = Layout(stages, laid)
+        self.rules = rules
+        self.free_token = -1
+        self.free_shapes: dict[int, int] = {}  # rank -> shape that depends on a graph input only
 
-    def add(self, kind: Literal["token", "shape", "view"], source: int, operands: tuple[int, ...] = ()) -> int:
+    def add(self, kind: AddedKind, source: int, operands: tuple[int, ...] = ()) -> int:
         """Adds a node and returns the id of what it makes."""
         laid = self.layout.graph
-        if kind == "view":
+        if kind in ("view", "probe"):
             size = 0 if laid.external[source] else laid.sizes[source]
             made = laid.add_value(laid.names[source], size, laid.layouts[source], shape=laid.shapes[source])
             kernel = Kernel((source, *operands), (made,), alias=((source, made),))
         else:
             made = laid.add_value("", _TOKEN_BYTES, UNKNOWN_LAYOUT)
-            kernel = Kernel((source,) if kind == "token" else operands, (made,), first=kind == "token")
+            counts = kind in ("token", "dim")
+            kernel = Kernel((source,) if counts else operands, (made,), first=counts)
         laid.kernels.append(kernel)
         self.layout.rows.append(Added(kind, made, source, operands))
         return made
+
+    def free_shape(self, v: int) -> int:
+        """A shape for views of the rank of `v` that waits for nothing but a graph input; needs `free_source`."""
+        rank = self.rules.ranks[v]
+        if self.free_token < 0:
+            self.free_token = self.add("token", self.rules.free_source)
+        if rank not in self.free_shapes:
+            self.free_shapes[rank] = self.add("shape", v, (self.free_token,))
+        return self.free_shapes[rank]
+
+    def token(self, v: int) -> int:
+        """Something to key on that exists once `v` does."""
+        if not self.rules.probes or self.rules.ranks[v] < 1 or self.rules.free_source < 0:
+            return self.add("token", v)
+        return self.add("dim", self.add("probe", v, (self.free_shape(v),)))
 
     def keep(self, k: int, kernel: Kernel) -> None:
         """Adds an original kernel, reading its views."""
@@ -233,7 +261,7 @@ class _Builder:
 
     def barrier(self, barrier: _Barrier) -> None:
         """Adds a barrier's nodes and lets its readers read the views."""
-        tokens = tuple(self.add("token", v) for v in barrier.tokens)
+        tokens = tuple(self.token(v) for v in barrier.tokens)
         viewed = dict.fromkeys(barrier.readers.values())
         views = {v: self.add("view", v, (self.add("shape", v, tokens),)) for v in viewed}
         for k, v in barrier.readers.items():
@@ -252,10 +280,10 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
     made_by = graph.producers()
     stages = _stage_numbers(schedule, placement.starts)
     barriers = _barriers(graph, schedule, stages, rules, made_by)
-    if placement.entries:
-        barriers[0] = _Barrier(list(placement.entries), _entry_readers(schedule, stages, rules, placement.entries))
-    builder = _Builder(graph, stages)
-    released = _ReleaseViews(builder, graph, placement.releases, rules, made_by)
+    if placement.entries and rules.free_source >= 0:
+        barriers[0] = _Barrier([rules.free_source], _entry_readers(schedule, stages, rules, placement.entries))
+    builder = _Builder(graph, stages, rules)
+    released = _ReleaseViews(builder, placement.releases, made_by)
     open_stage = -1
     for k in schedule:
         if stages[k] != open_stage:
@@ -273,39 +301,21 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
 class _ReleaseViews:
     """Places the views of releases: right behind what makes the value, so that the runtime's order stays the same."""
 
-    def __init__(
-        self,
-        builder: _Builder,
-        graph: RuntimeGraph,
-        releases: Mapping[int, tuple[int, ...]],
-        rules: StageRules,
-        made_by: Sequence[int],
-    ) -> None:
-        self.builder, self.ranks = builder, rules.ranks
+    def __init__(self, builder: _Builder, releases: Mapping[int, tuple[int, ...]], made_by: Sequence[int]) -> None:
+        self.builder = builder
         self.behind: dict[int, list[tuple[int, int]]] = {}  # producer -> (reader, value)
         self.external: dict[int, list[int]] = {}
-        self.shapes: dict[int, int] = {}  # rank -> shape
-        self.token = -1
-        reads = (v for kernel in graph.kernels for v in kernel.reads)
-        source = next((v for v in reads if graph.external[v] and rules.countable[v]), -1)
         for k, values in releases.items():
-            for v in values if source >= 0 else ():
+            for v in values if builder.rules.free_source >= 0 else ():
                 if made_by[v] >= 0:
                     self.behind.setdefault(made_by[v], []).append((k, v))
                 else:
                     self.external.setdefault(k, []).append(v)
-        self.source = source
 
     def _view(self, k: int, v: int) -> None:
         swaps = self.builder.layout.swaps.setdefault(k, {})
-        if v in swaps:
-            return
-        if self.token < 0:
-            self.token = self.builder.add("token", self.source)
-        rank = self.ranks[v]
-        if rank not in self.shapes:
-            self.shapes[rank] = self.builder.add("shape", v, (self.token,))
-        swaps[v] = self.builder.add("view", v, (self.shapes[rank],))
+        if v not in swaps:
+            swaps[v] = self.builder.add("view", v, (self.builder.free_shape(v),))
 
     def before(self, k: int) -> None:
         """Views of external values stand in front of their reader."""

@@ -59,6 +59,13 @@ class _Emitter:
         operands = [self.names[v] for v in added.operands]
         if added.kind == "token":
             yield self.node("Size", [source], name)
+        elif added.kind == "dim":
+            made = self.node("Shape", [source], name)
+            made.attribute.extend([helper.make_attribute("start", 0), helper.make_attribute("end", 1)])
+            yield made
+        elif added.kind == "probe":
+            self.viewed[name] = source
+            yield self.node("Reshape", [source, *operands], name)
         elif added.kind == "shape":
             zeros = self.zeros_of(len(self.graph.sizes.types[source].shape or ()))
             if self.opset >= _MIN_TAKES_INT64:
@@ -119,7 +126,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     nodes = emitter.constants + nodes
     rows = [*(Added("shape", -1, -1) for _ in emitter.constants), *rows]
     types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
-    types = {**types, **emitter.declared}
+    types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
     model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
     index = GraphIndex(model)
     visible = {**graph.visible, **types}

@@ -30,6 +30,7 @@ __all__ = ["OrderPass"]
 
 _SMALL_SHARE = 1 / 2000  # of the schedule's peak: a node that moves less may run at any time
 _TOLERANCE = 1.02
+_SHAPE_HAS_RANGE = 15  # opset from which on Shape takes start and end
 _ROUNDS = 40
 _RELEASE_ROUNDS = 3
 _LEAST_GAIN = 0.01
@@ -121,12 +122,21 @@ def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
     kernels = runtime.kernels
     return StageRules(
         private=not graph.needs_training_build,
+        free_source=_free_source(graph, tensor),
+        probes=graph.target == "cuda" and index.opset.get("", 1) >= _SHAPE_HAS_RANGE,
         ranks=[-1 if shape is None else len(shape) for shape in shapes],
         countable=tensor,
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
     )
+
+
+def _free_source(graph: TrainingGraph, countable: Sequence[bool]) -> int:
+    """A graph input that some node reads and that is no constant for the runtime (which would fold its Size)."""
+    index = graph.index
+    free = {name for name in index.inputs if name not in index.initializers or index.model.ir_version >= 4}
+    return next((v for v, name in enumerate(graph.runtime.names) if name in free and countable[v]), -1)
 
 
 def _clone_starts(graph: TrainingGraph, schedule: Sequence[int], rules: StageRules) -> set[int]:

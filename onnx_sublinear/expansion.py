@@ -1,0 +1,123 @@
+"""Operators without a CPU kernel, as the runtime runs them: the nodes of their ONNX function body.
+
+The runtime puts these nodes in place of the operator when it loads the file; they count as the last nodes of it
+(core/framework/graph_partitioner.cc, InlineNodes; core/graph/graph.cc, InlineFunctionProto). Model-local functions are
+not expanded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import FunctionProto, ModelProto, NodeProto, defs, helper
+
+from onnx_sublinear.graph import GraphIndex, attribute, domain_of, subgraphs_of
+from onnx_sublinear.ops.tensor_types import to_proto
+from onnx_sublinear.ops.traits import is_expanded
+from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes
+
+__all__ = ["expanded"]
+
+
+def expanded(index: GraphIndex, sizes: TensorSizes, *, training: bool) -> tuple[ModelProto, dict[str, TensorType]]:
+    """The model with function bodies in place of operators without a kernel, and the types of the new tensors.
+
+    Args:
+        index: the graph.
+        sizes: its sizes (the bodies depend on types).
+        training: the training build's kernels.
+
+    Returns:
+        The given model and no types where nothing is to expand.
+    """
+    wanted = [n for n in index.nodes if index.function_of(n) is None and is_expanded(n, index, training=training)]
+    bodies: list[NodeProto] = []
+    replaced: set[str] = set()
+    for node in wanted:
+        nodes = _body(node, index, sizes.bound)
+        if nodes:
+            bodies += nodes
+            replaced.add(next(o for o in node.output if o))
+    if not bodies:
+        return index.model, {}
+    model = ModelProto()
+    model.CopyFrom(index.model)
+    kept = [n for n in index.nodes if next(iter(o for o in n.output if o), "") not in replaced]
+    del model.graph.node[:]
+    model.graph.node.extend(kept + bodies)
+    return model, _types(bodies, index, sizes)
+
+
+def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> list[NodeProto]:
+    """The nodes of the operator's function body under the names of the graph; nested operators expanded as well."""
+    done: list[NodeProto] = []
+    pending = [node]
+    known = dict(types)
+    while pending:
+        current = pending.pop(0)
+        expand = current is node or is_expanded(current, index, training=False)
+        function = _function(current, index, known) if expand else None
+        if function is None:
+            done.append(current)
+            continue
+        nodes = _instance(function, current, index)
+        known.update(_types(nodes, index, TensorSizes(known, known)))
+        pending[:0] = nodes
+    return done if done != [node] else []
+
+
+def _function(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> FunctionProto | None:
+    domain, opset = domain_of(node), index.opset.get(domain_of(node), 1)
+    try:
+        schema = defs.get_schema(node.op_type, opset, domain)
+        if schema.has_context_dependent_function:
+            protos = [to_proto(types[i]).SerializeToString() if i else b"" for i in node.input]
+            version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+            body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), protos)
+        elif schema.has_function:
+            version = max(v for v in schema.function_opset_versions if v <= opset)
+            body = schema.get_function_with_opset_version(version)
+        else:
+            return None
+    except (defs.SchemaError, KeyError, ValueError):
+        return None
+    return FunctionProto.FromString(body)
+
+
+def _instance(function: FunctionProto, node: NodeProto, index: GraphIndex) -> list[NodeProto]:
+    names = dict(zip(function.input, node.input, strict=False))
+    names.update(zip(function.output, node.output, strict=False))
+    defaults = {a.name: a for a in function.attribute_proto}
+    nodes: list[NodeProto] = []
+    for inner in function.node:
+        copy = NodeProto()
+        copy.CopyFrom(inner)
+        if subgraphs_of(copy):
+            return []
+        for output in inner.output:
+            if output and not names.get(output):
+                names[output] = index.fresh_name(f"{node.output[0]}/{output}")
+        copy.input[:] = [names.get(i, "") for i in inner.input]
+        copy.output[:] = [names[o] if o else "" for o in inner.output]
+        copy.name = index.fresh_name(f"{node.name}/{inner.name or inner.op_type}")
+        for a in list(copy.attribute):
+            if a.ref_attr_name:
+                given = attribute(node, a.ref_attr_name) or defaults.get(a.ref_attr_name)
+                name = a.name
+                copy.attribute.remove(a)
+                if given is not None:
+                    copy.attribute.add().CopyFrom(given)
+                    copy.attribute[-1].name = name
+        nodes.append(copy)
+    return nodes
+
+
+def _types(nodes: list[NodeProto], index: GraphIndex, sizes: TensorSizes) -> dict[str, TensorType]:
+    """Types of what `nodes` make."""
+    made = {o for n in nodes for o in n.output if o}
+    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in made)
+    inputs = [helper.make_value_info(i, to_proto(sizes.bound[i])) for i in read if i in sizes.bound]
+    model = helper.make_model(helper.make_graph(nodes, "bodies", inputs, []), opset_imports=index.model.opset_import)
+    model.ir_version = index.model.ir_version
+    found = infer_sizes(GraphIndex(model)).types
+    return {name: found[name] for name in made if name in found}
