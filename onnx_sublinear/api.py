@@ -20,10 +20,10 @@ from onnx_sublinear.passes.prepare import prepare
 from onnx_sublinear.passes.recompute import RecomputePass
 from onnx_sublinear.passes.registry import default_passes
 from onnx_sublinear.planners import RematPlan
+from onnx_sublinear.planners.problem import over_budget
 from onnx_sublinear.runtime_model import lower_bound
 from onnx_sublinear.sizes import free_symbols
 from onnx_sublinear.training_graph import TrainingGraph
-from onnx_sublinear.units import format_bytes
 
 __all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
 
@@ -259,25 +259,34 @@ def _plan_and_rewrite(
 ) -> PassResult:
     """The default pipeline; where it gains nothing, the same without recomputation; else the graph as it was."""
     notes = (*graph.sections.notes, *_symbol_notes(graph))
-    if not graph.sections.has_gradients:
-        return PassResult(graph, notes=(*notes, "nothing to do"))
     recompute = RecomputePass(
         budget="" if budget is None else str(budget),
         max_overhead="" if max_overhead is None else str(max_overhead),
         strategy=strategy,
     )
     limit = recompute.limit(graph).budget_bytes
-    candidates = [_within_budget(graph, recompute, limit, progress)]
-    if not _never_worse(graph, candidates[0].graph):
-        candidates.append(_pipeline(default_passes(None), progress)(graph))
+    candidates: list[PassResult] = []
+    if graph.sections.has_gradients:
+        candidates.append(_within_budget(graph, recompute, limit, progress))
+        if limit is None and not _never_worse(graph, candidates[0].graph):
+            candidates.append(_pipeline(default_passes(None), progress)(graph))
+    unlimited = budget is None and max_overhead is None
     for candidate in candidates:
-        fits = limit is None or _worst(candidate.graph) <= limit
-        if fits and _never_worse(graph, candidate.graph) and _gains(graph, candidate.graph):
+        # Without a limit, no order may need more than before; with one, what counts is the worst order.
+        better = _never_worse(graph, candidate.graph) if unlimited else _worst(candidate.graph) < _worst(graph)
+        needed = limit is None or _worst(candidate.graph) <= limit < _worst(graph)
+        if better and needed and _gains(graph, candidate.graph):
             return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
-        smallest = min(_worst(candidate.graph) for candidate in candidates)
-        raise _over_budget(graph, limit, smallest)
-    return PassResult(graph, notes=(*notes, "nothing to do: no rewrite lowers the peak"))
+        smallest = min(_worst(candidate.graph) for candidate in (*candidates, PassResult(graph)))
+        raise over_budget(limit, smallest, lower_bound(graph.runtime)[0])
+    return PassResult(graph, notes=(*notes, f"nothing to do{_reason(graph, limit)}"))
+
+
+def _reason(graph: TrainingGraph, limit: int | None) -> str:
+    if not graph.sections.has_gradients:
+        return ""
+    return ": no rewrite lowers the peak" if limit is None else ": the graph is within the budget as it is"
 
 
 def _within_budget(
@@ -291,7 +300,7 @@ def _within_budget(
         except BudgetError as error:
             if smallest is None or limit is None:
                 raise
-            raise _over_budget(graph, limit, min(smallest, error.smallest_peak_bytes)) from error
+            raise over_budget(limit, smallest, error.lower_bound_bytes) from error
         worst = _worst(result.graph)
         smallest = worst if smallest is None else min(smallest, worst)
         if limit is None or worst <= limit:
@@ -299,17 +308,6 @@ def _within_budget(
         planned = recompute.limit(graph).budget_bytes or limit
         recompute = replace(recompute, budget=str(int(planned * min(limit / worst, 0.99))))
     return result
-
-
-def _over_budget(graph: TrainingGraph, limit: int, smallest: int) -> BudgetError:
-    floor, _ = lower_bound(graph.runtime)
-    return BudgetError(
-        f"the budget of {format_bytes(limit)} ({limit} bytes) cannot be met: the smallest peak found is "
-        f"{format_bytes(smallest)} ({smallest} bytes), and no plan can go below {format_bytes(floor)} ({floor} bytes)",
-        smallest,
-        floor,
-        "raise the budget, or make the batch smaller",
-    )
 
 
 def _worst(graph: TrainingGraph) -> int:

@@ -7,7 +7,7 @@ walk: main graph first, then every subgraph (at any depth, without recursion) fo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -152,6 +152,17 @@ class GraphIndex:
     def function_of(self, node: NodeProto) -> FunctionProto | None:
         """The model-local function that `node` calls, or None."""
         return self.functions.get((domain_of(node), node.op_type, node.overload)) if self.functions else None
+
+    def constants_first(self, order: Iterable[int]) -> list[int]:
+        """`order` with the Constant nodes in front.
+
+        The runtime turns them into initializers before it orders nodes, so its orders do not say where they stand.
+        """
+        positions = list(order)
+        constants = {p for p in positions if self.nodes[p].op_type == "Constant" and not self.reads[p]}
+        if not constants:
+            return positions
+        return [p for p in positions if p in constants] + [p for p in positions if p not in constants]
 
     def fresh_name(self, base: str) -> str:
         """A name that no scope of the model uses for a tensor or a node: `base`, else `base` with a number."""

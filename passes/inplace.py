@@ -35,7 +35,8 @@ class InplacePass(Pass):
         moved = _readers_first(runtime, in_file, fixed_nodes(graph))
         before, after = (simulate(runtime, order, reuse=False) for order in (in_file, moved))
         better = after.peak_bytes <= before.peak_bytes and moved != list(in_file)
-        schedule, run = (moved, after) if better else (in_file, before)
+        chosen, run = (moved, after) if better else (in_file, before)
+        schedule = graph.index.constants_first(chosen)
         saved = _inplace_bytes(runtime, run.buffer_of)
         facts = {"inplace_bytes": saved}
         if schedule == list(range(len(in_file))):

@@ -35,7 +35,8 @@ class RecomputePass(Pass):
     """Duplicates forward subgraphs into the gradient section at chosen checkpoints.
 
     Attributes:
-        budget: bytes that the peak must not pass ("2GiB"), or a share of the peak before ("60%"); "": the smallest.
+        budget: bytes that the peak must not pass ("2GiB"), or a share of the peak before in the runtime's DEFAULT order
+            ("60%"); "": the smallest peak.
         max_overhead: cost of the clones / cost of the step, at most ("20%"); "": one extra forward pass.
         strategy: who plans.
     """
@@ -77,8 +78,7 @@ class RecomputePass(Pass):
         """The limit in bytes and shares."""
         budget = None
         if self.budget.endswith("%"):
-            before = min(s.peak_bytes for s in graph.simulations.values())
-            budget = int(parse_share(self.budget) * before)
+            budget = int(parse_share(self.budget) * graph.simulations["default"].peak_bytes)
         elif self.budget:
             budget = parse_bytes(self.budget)
         if self.max_overhead:
@@ -111,7 +111,7 @@ def apply_schedule(graph: TrainingGraph, labels: Sequence[int]) -> tuple[Trainin
     nodes: list[NodeProto] = []
     copies: dict[str, str] = {}  # every new tensor -> one of the same type
     recomputed: dict[str, int] = {}
-    for position in labels:
+    for position in index.constants_first(labels):
         original = index.nodes[position]
         node = NodeProto()
         node.CopyFrom(original)

@@ -16,12 +16,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from onnx_sublinear.errors import BudgetError
 from onnx_sublinear.liveness import peak_of
 from onnx_sublinear.ops.traits import may_clone, overwritten_by
 from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT
 from onnx_sublinear.training_graph import TrainingGraph
+from onnx_sublinear.units import format_bytes
 
-__all__ = ["Evaluation", "Limit", "RematPlan", "RematProblem", "evaluate", "expand", "remat_problem"]
+__all__ = [
+    "Evaluation",
+    "Limit",
+    "RematPlan",
+    "RematProblem",
+    "evaluate",
+    "expand",
+    "over_budget",
+    "plan_of",
+    "remat_problem",
+]
 
 
 @dataclass(frozen=True)
@@ -263,6 +275,18 @@ def expand(problem: RematProblem, dropped: Sequence[bool]) -> list[int]:
             schedule.extend(sorted(needed))
         schedule.append(node)
     return schedule
+
+
+def over_budget(budget_bytes: int, smallest_peak_bytes: int, lower_bound_bytes: int) -> BudgetError:
+    """The error that says how far away the budget is."""
+    budget, smallest, bound = map(format_bytes, (budget_bytes, smallest_peak_bytes, lower_bound_bytes))
+    return BudgetError(
+        f"the budget of {budget} ({budget_bytes} bytes) cannot be met: the smallest peak found is {smallest} "
+        f"({smallest_peak_bytes} bytes), and no plan can go below {bound} ({lower_bound_bytes} bytes)",
+        smallest_peak_bytes,
+        lower_bound_bytes,
+        "raise the budget, allow more overhead, or make the batch smaller",
+    )
 
 
 def plan_of(problem: RematProblem, strategy: str, schedule: Sequence[int], score: Evaluation) -> RematPlan:

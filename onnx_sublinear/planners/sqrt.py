@@ -17,11 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onnx_sublinear.errors import BudgetError
-from onnx_sublinear.planners.problem import Evaluation, Limit, RematPlan, RematProblem, evaluate, expand, plan_of
+from onnx_sublinear.planners.problem import (
+    Evaluation,
+    Limit,
+    RematPlan,
+    RematProblem,
+    evaluate,
+    expand,
+    over_budget,
+    plan_of,
+)
 
 __all__ = ["SqrtStrategy"]
 
+_MOST_RELAXED = 4  # plans within the budget that are made cheaper, the cheapest first
 _MOST_FAILURES = 6  # runs in vain that are tried to be kept: the earlier ones weigh more
 _SMALL_SHARE = 0.01  # of the target: the smallest tensors are kept as long as they sum up to no more than this
 
@@ -242,23 +251,18 @@ class SqrtStrategy:
             BudgetError: no plan of this strategy meets the budget.
         """
         keep_all = _candidate(problem, [0] * len(problem.forward))
-        candidates = [keep_all, *_search(problem, keep_all, lower_bound_bytes, self.targets, self.refinements)]
-        smallest = min(candidates, key=lambda c: c.key)
+        found = [keep_all, *_search(problem, keep_all, lower_bound_bytes, self.targets, self.refinements)]
+        smallest = min(found, key=lambda c: c.key)
         if limit.budget_bytes is None:
-            fits = [c if _within(problem, c, limit) else _cheapen(problem, c, limit) for c in (smallest, keep_all)]
-            best = min(fits, key=lambda c: c.key)
+            fits = [c for c in found if _within(problem, c, limit)]
+            best = min([*fits, _cheapen(problem, smallest, limit)], key=lambda c: c.key)
             best = _relax(problem, best, best.score.peak_bytes) if self.refinements else best
         else:
             budget = limit.budget_bytes
-            fits = [c for c in candidates if c.score.peak_bytes <= budget]
-            relaxed = [_relax(problem, c, budget) for c in sorted(fits, key=lambda c: c.score.clone_cost)[:4]]
-            relaxed = [c for c in relaxed if _within(problem, c, limit)]
-            if not relaxed:
-                raise BudgetError(
-                    f"the budget of {budget} bytes cannot be met: the smallest peak that strategy '{self.name}' found "
-                    f"is {smallest.score.peak_bytes} bytes, and no plan can go below {lower_bound_bytes}",
-                    smallest.score.peak_bytes,
-                    lower_bound_bytes,
-                )
-            best = min(relaxed, key=lambda c: (c.score.clone_cost, c.score.peak_bytes))
+            cheapest = sorted((c for c in found if c.score.peak_bytes <= budget), key=lambda c: c.score.clone_cost)
+            relaxed = [_relax(problem, c, budget) for c in cheapest[:_MOST_RELAXED]]
+            fits = [c for c in relaxed if _within(problem, c, limit)]
+            if not fits:
+                raise over_budget(budget, smallest.score.peak_bytes, lower_bound_bytes)
+            best = min(fits, key=lambda c: (c.score.clone_cost, c.score.peak_bytes))
         return plan_of(problem, self.name, best.schedule, best.score)
