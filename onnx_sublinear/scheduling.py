@@ -15,20 +15,30 @@ from onnx_sublinear.ops.traits import overwritten_by, traits_of
 from onnx_sublinear.runtime_model import RuntimeGraph, default_order, simulate
 from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["base_orders", "fixed_nodes", "forward_first", "hoist", "lazy", "sink"]
+__all__ = ["base_orders", "fixed_nodes", "forward_first", "hoist", "keeps_order", "lazy", "sink"]
 
 _STATISTIC_SHARE = 16  # a side result this many times smaller than what it is made from is made at once
 
 
 def fixed_nodes(graph: TrainingGraph) -> frozenset[int]:
-    """Nodes whose order among each other matters: side effects, unknown operators, readers of updated tensors."""
+    """Nodes whose order among each other matters.
+
+    Side effects, unknown operators, and whoever touches a tensor that one of them overwrites (a kernel that alone
+    touches the tensor it updates may run at any time).
+    """
     index = graph.index
-    overwritten = {name for node in index.nodes for name in overwritten_by(node)}
+    overwritten = {name for node in index.nodes for name in overwritten_by(node) if len(index.readers[name]) > 1}
     return frozenset(
         position
         for position, node in enumerate(index.nodes)
-        if traits_of(node).side_effect or not overwritten.isdisjoint(index.reads[position])
+        if (traits_of(node).side_effect and not traits_of(node).state)
+        or not overwritten.isdisjoint(index.reads[position])
     )
+
+
+def keeps_order(order: Sequence[int], reference: Sequence[int], fixed: Collection[int]) -> bool:
+    """Whether `order` runs the fixed nodes in the order in which `reference` does."""
+    return not fixed or [k for k in order if k in fixed] == [k for k in reference if k in fixed]
 
 
 def sink(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = ()) -> list[int]:
@@ -198,6 +208,7 @@ def base_orders(graph: TrainingGraph) -> list[list[int]]:
     candidates = [split, late, hoist(runtime, split, fixed), hoist(runtime, late, fixed)]
     plain = [in_file, default_order(runtime, training_build=graph.needs_training_build)]
     plain += [hoist(runtime, sink(runtime, order, fixed), fixed) for order in plain]
+    plain = [order for order in plain if keeps_order(order, in_file, fixed)]
     candidates.append(min(plain, key=lambda order: simulate(runtime, order).peak_bytes))
-    distinct = {tuple(order): order for order in candidates}
-    return list(distinct.values())
+    distinct = {tuple(order): order for order in candidates if keeps_order(order, in_file, fixed)}
+    return list(distinct.values()) or [list(in_file)]

@@ -46,17 +46,23 @@ class _Trial:
         placement: where its barriers and releases stand.
         layout: the layout.
         peaks: peak bytes by order.
-        crowded: stages in which an order needs more than the schedule.
+        crowded: stages in which an order needs more than the schedule, or runs nodes whose order matters otherwise.
+        disorder: how many such nodes are out of place.
     """
 
     placement: Placement
     layout: Layout
     peaks: dict[str, int]
     crowded: set[int]
+    disorder: int = 0
 
     @property
     def worst_bytes(self) -> int:
         return max(self.peaks.values())
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.disorder, self.worst_bytes, self.layout.added
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,8 @@ class OrderPass(Pass):
             return PassResult(graph)
         schedule, planned = _best_schedule(graph)
         best = _Search(graph, schedule, planned).run()
+        if best is None:
+            return PassResult(graph, notes=("the order of nodes with side effects cannot be kept: nothing was moved",))
         return PassResult(best.graph, True, facts={"scheduled_bytes": planned, "barriers": best.added})
 
 
@@ -159,16 +167,18 @@ class _Search:
     """Adds barriers until both orders keep to the schedule's peak, then breaks what promises hold."""
 
     def __init__(self, graph: TrainingGraph, schedule: Sequence[int], planned_bytes: int) -> None:
-        self.graph, self.schedule = graph, schedule
+        self.graph, self.schedule, self.fixed = graph, schedule, fixed_nodes(graph)
         self.limit = int(planned_bytes * _TOLERANCE)
         self.rules = _stage_rules(graph, planned_bytes)
 
-    def run(self) -> _Emitted:
-        """The best graph found."""
+    def run(self) -> _Emitted | None:
+        """The best graph found; None where nodes whose order matters cannot be kept to it."""
         trial = self.refine(Placement(_clone_starts(self.graph, self.schedule, self.rules)))
         if self.rules.private and trial.worst_bytes > self.limit:
             entered = self.refine(replace(trial.placement, entries=tuple(self.entries())))
-            trial = min(trial, entered, key=lambda t: (t.worst_bytes, t.layout.added))
+            trial = min(trial, entered, key=lambda t: t.key)
+        if trial.disorder:
+            return None
         best = self.emit(trial.layout)
         if self.rules.private and best.worst_bytes > self.limit:
             best = self.release(trial.placement, best)
@@ -190,7 +200,17 @@ class _Search:
             for name, run in runs.items():
                 over = (k for k, live in zip(orders[name], run.profile, strict=True) if live > limit)
                 crowded.update(layout.stage_at(k) for k in over)
-        return _Trial(placement, layout, {name: run.peak_bytes for name, run in runs.items()}, crowded - {-1})
+        misplaced = {k for order in orders.values() for k in self.misplaced(layout, order)}
+        crowded.update(layout.stage_at(k) for k in misplaced)
+        peaks = {name: run.peak_bytes for name, run in runs.items()}
+        return _Trial(placement, layout, peaks, crowded - {-1}, len(misplaced))
+
+    def misplaced(self, layout: Layout, order: Sequence[int]) -> list[int]:
+        """Kernels of the layout whose order matters and that do not run in the schedule's order."""
+        if not self.fixed:
+            return []
+        executed = [k for k in order if layout.rows[k] in self.fixed]
+        return [k for k, wanted in zip(executed, sorted(executed), strict=True) if k != wanted]
 
     def refine(self, placement: Placement) -> _Trial:
         """Splits crowded stages until there are none, or they cannot be split."""
@@ -200,7 +220,7 @@ class _Search:
             if not splits:
                 break
             trial = self.attempt(replace(trial.placement, starts={*trial.placement.starts, *splits}))
-            if trial.worst_bytes <= best.worst_bytes:
+            if trial.key[:2] <= best.key[:2]:
                 best = trial
         return best
 
