@@ -268,7 +268,8 @@ def _plan_and_rewrite(
     candidates: list[PassResult] = []
     if graph.sections.has_gradients:
         candidates.append(_within_budget(graph, recompute, limit, progress))
-        if limit is None and not _never_worse(graph, candidates[0].graph):
+        cloned = candidates[0].facts["plan"].clones > 0
+        if limit is None and cloned and not _never_worse(graph, candidates[0].graph):
             candidates.append(_pipeline(default_passes(None), progress)(graph))
     unlimited = budget is None and max_overhead is None
     for candidate in candidates:
@@ -319,7 +320,7 @@ def _never_worse(before: TrainingGraph, after: TrainingGraph) -> bool:
 
     With float16 on the CPU, where the casts around it move with every change, only a clear gain counts.
     """
-    share = _CLEAR_GAIN_SHARE if before.untouchable else 1.0
+    share = _CLEAR_GAIN_SHARE if before.float16_in_float else 1.0
 
     def in_pages(graph: TrainingGraph, name: str) -> int:
         return graph.simulations[name].peak_of_blocks(graph.executed, _PAGE_BYTES)

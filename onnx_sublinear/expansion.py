@@ -8,6 +8,7 @@ not expanded here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, defs, helper
 
@@ -69,11 +70,11 @@ def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -
 def _function(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> FunctionProto | None:
     domain, opset = domain_of(node), index.opset.get(domain_of(node), 1)
     try:
-        schema = defs.get_schema(node.op_type, opset, domain)
+        schema: Any = defs.get_schema(node.op_type, opset, domain)  # the stubs do not know its functions
         if schema.has_context_dependent_function:
             protos = [to_proto(types[i]).SerializeToString() if i else b"" for i in node.input]
             version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
-            body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), protos)
+            body: bytes = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), protos)
         elif schema.has_function:
             version = max(v for v in schema.function_opset_versions if v <= opset)
             body = schema.get_function_with_opset_version(version)
@@ -81,7 +82,9 @@ def _function(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType
             return None
     except (defs.SchemaError, KeyError, ValueError):
         return None
-    return FunctionProto.FromString(body)
+    function = FunctionProto()
+    function.ParseFromString(body)
+    return function
 
 
 def _instance(function: FunctionProto, node: NodeProto, index: GraphIndex) -> list[NodeProto]:

@@ -66,9 +66,7 @@ class TrainingGraph:
         other = replace(self, model=model)
         known: dict[str, object] = {"index": index, "sizes": sizes, "visible": visible, "runtime": runtime}
         if same_nodes:
-            names = ("index", "sizes", "sections", "visible", "runtime", "executed", "simulations")
-            names += ("costs", "needs_training_build")
-            known = {name: self.__dict__.get(name) for name in names}
+            known = {name: self.__dict__.get(name) for name in _FACTS}
         other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
         return other
 
@@ -97,15 +95,25 @@ class TrainingGraph:
         )
 
     @cached_property
-    def untouchable(self) -> frozenset[str]:
-        """Tensors that must get neither views nor clones: float16 on the CPU.
+    def float16_in_float(self) -> bool:
+        """Whether there are float16 tensors that the CPU mostly holds in float (`ops.float16`)."""
+        return self.target == "cpu" and any(t.elem_type == TensorProto.FLOAT16 for t in self.sizes.types.values())
 
-        There, most kernels run in float between casts, and whether a value is rounded to float16 on its way depends
-        on which nodes stand next to each other (`ops.float16`): another node beside them could change a bit.
+    @cached_property
+    def untouchable(self) -> frozenset[str]:
+        """Tensors that must get neither views nor clones: float16 on the CPU, and what stands between two casts.
+
+        On the CPU most float16 kernels run in float between casts. Whether a value is rounded to float16 on its way,
+        and whether a pair of casts is made one, depends on which nodes stand next to each other
+        (insert_cast_transformer.cc): another node beside them could change a bit.
         """
         if self.target != "cpu":
             return frozenset()
-        return frozenset(name for name, t in self.sizes.types.items() if t.elem_type == TensorProto.FLOAT16)
+        index = self.index
+        found = {name for name, t in self.sizes.types.items() if t.elem_type == TensorProto.FLOAT16}
+        casts = [node for node in index.nodes if node.op_type == "Cast"]
+        found.update({node.output[0] for node in casts} & {node.input[0] for node in casts})
+        return frozenset(found)
 
     @cached_property
     def visible(self) -> Mapping[str, TensorType]:
@@ -149,6 +157,11 @@ class TrainingGraph:
             for n in self.index.nodes
         ]
 
+
+_FACTS = (
+    *("index", "sizes", "sections", "visible", "runtime", "executed", "simulations", "costs"),
+    *("needs_training_build", "untouchable", "float16_in_float"),
+)
 
 _TRAINING_ONLY = frozenset(
     {

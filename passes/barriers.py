@@ -158,7 +158,12 @@ def _roots_and_sinks(
 
 
 def _barrier(
-    graph: RuntimeGraph, roots: Iterable[int], sinks: Sequence[int], rules: StageRules, made_by: Sequence[int]
+    graph: RuntimeGraph,
+    roots: Iterable[int],
+    sinks: Sequence[int],
+    rules: StageRules,
+    made_by: Sequence[int],
+    stages: Sequence[int],
 ) -> _Barrier | None:
     """The barrier that keeps `roots` behind `sinks`; None where the roots are behind them anyway."""
     token_of = {k: v for k in sinks for v in reversed(graph.kernels[k].writes) if rules.countable[v]}
@@ -167,7 +172,11 @@ def _barrier(
     for k in roots:
         behind = {made_by[v] for v in graph.kernels[k].reads}
         missing = [s for s in token_of if s not in behind]
-        options = [v for v in dict.fromkeys(rules.slots[k]) if rules.ranks[v] >= 0]
+        options = [
+            v
+            for v in dict.fromkeys(rules.slots[k])
+            if rules.ranks[v] >= 0 and (made_by[v] < 0 or stages[made_by[v]] < stages[k])  # made before the barrier
+        ]
         if missing and options:
             waiting[k] = options
             needed.update(dict.fromkeys(missing))
@@ -197,7 +206,7 @@ def _barriers(
     frontier: list[int] = []  # what must be complete before the stage's roots run
     for stage in range(stages[schedule[-1]] + 1 if schedule else 0):
         members = roots.get(stage, [])
-        barrier = _barrier(graph, members, frontier, rules, made_by) if members and frontier else None
+        barrier = _barrier(graph, members, frontier, rules, made_by, stages) if members and frontier else None
         if barrier is not None:
             barriers[stage] = barrier
         # A stage without roots holds nothing back: what it should have waited for is still to be waited for.
@@ -285,7 +294,13 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
     builder = _Builder(graph, stages, rules)
     released = _ReleaseViews(builder, placement.releases, made_by)
     open_stage = -1
+    constants = [k for k in schedule if not graph.kernels[k].reads and not graph.kernels[k].writes]
+    for k in constants:  # the runtime's orders do not say where they stand; a barrier may view what they make
+        builder.keep(k, graph.kernels[k])
+    placed = set(constants)
     for k in schedule:
+        if k in placed:
+            continue
         if stages[k] != open_stage:
             open_stage = stages[k]
             if open_stage in barriers:

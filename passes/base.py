@@ -86,7 +86,7 @@ class Pass(ABC):
     @classmethod
     def parse_option(cls, name: str, text: str) -> Any:
         """The value of option `name` from its text; by the type of the option's default."""
-        default = next(f.default for f in fields(cls) if f.name == name)
+        default: Any = next(f.default for f in fields(cls) if f.name == name)
         if isinstance(default, str) or default is None:
             return text
         try:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from onnx import TensorProto
+
 from onnx_sublinear.passes.barriers import Added, Layout, Placement, StageRules, lay_out
 from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.emission import emit
@@ -28,6 +30,16 @@ from onnx_sublinear.training_graph import TrainingGraph
 
 __all__ = ["OrderPass"]
 
+# Element types that the kernels of both Size and Reshape take in every build and opset (no 8-bit or 4-bit floats,
+# bfloat16, complex numbers).
+_VIEWED_TYPES = frozenset(
+    (
+        *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.STRING),
+        *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    )
+)
+_NORMALIZATIONS = frozenset(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"))
 _SMALL_SHARE = 1 / 2000  # of the schedule's peak: a node that moves less may run at any time
 _TOLERANCE = 1.02
 _SHAPE_HAS_RANGE = 15  # opset from which on Shape takes start and end
@@ -115,9 +127,12 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
 
 def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
     runtime, index, types = graph.runtime, graph.index, graph.sizes.types
+    probes = graph.target == "cuda" and index.opset.get("", 1) >= _SHAPE_HAS_RANGE
+    viewed = _VIEWED_TYPES | {TensorProto.BFLOAT16} if probes else _VIEWED_TYPES  # Shape takes it, Size does not
     left_alone = graph.untouchable
-    tensor = [name in types and types[name].elem_type != 0 and name not in left_alone for name in runtime.names]
+    tensor = [name in types and types[name].elem_type in viewed and name not in left_alone for name in runtime.names]
     shapes = [types[name].shape if t else None for t, name in zip(tensor, runtime.names, strict=True)]
+    rows = zip(tensor, [bool(shape) for shape in shapes], runtime.names, strict=True)
     captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
     small = int(planned_bytes * _SMALL_SHARE)
     moved = runtime.sizes
@@ -131,9 +146,9 @@ def _stage_rules(graph: TrainingGraph, planned_bytes: int) -> StageRules:
     return StageRules(
         private=not graph.needs_training_build,
         free_source=_free_source(graph, tensor),
-        probes=graph.target == "cuda" and index.opset.get("", 1) >= _SHAPE_HAS_RANGE,
+        probes=probes,
         ranks=[-1 if shape is None else len(shape) for shape in shapes],
-        countable=tensor,
+        countable=[t and (shape or types[name].elem_type in _VIEWED_TYPES) for t, shape, name in rows],
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
@@ -163,6 +178,25 @@ def _clone_starts(graph: TrainingGraph, schedule: Sequence[int], rules: StageRul
     return starts
 
 
+def _guards(graph: TrainingGraph, rules: StageRules) -> dict[int, tuple[int, ...]]:
+    """Views that keep a fusion away which would lose outputs: Add + LayerNormalization with its statistics in use.
+
+    skip_layer_norm_fusion.cc fuses the two where nothing else reads the sum, as after recomputation, and drops the
+    mean and the inverse deviation, although a gradient node reads them ("Missing Input" at run time, seen in 1.19).
+    """
+    index, runtime = graph.index, graph.runtime
+    guards: dict[int, tuple[int, ...]] = {}
+    for k, node in enumerate(index.nodes):
+        if node.op_type not in _NORMALIZATIONS or not any(o in index.readers for o in node.output[1:] if o):
+            continue
+        made_at = index.producer.get(node.input[0])
+        if made_at is not None and index.nodes[made_at].op_type == "Add":
+            value = runtime.kernels[k].reads[0]
+            if rules.ranks[value] >= 0:
+                guards[k] = (value,)
+    return guards
+
+
 class _Search:
     """Adds barriers until both orders keep to the schedule's peak, then breaks what promises hold."""
 
@@ -173,7 +207,8 @@ class _Search:
 
     def run(self) -> _Emitted | None:
         """The best graph found; None where nodes whose order matters cannot be kept to it."""
-        trial = self.refine(Placement(_clone_starts(self.graph, self.schedule, self.rules)))
+        guards = _guards(self.graph, self.rules)
+        trial = self.refine(Placement(_clone_starts(self.graph, self.schedule, self.rules), releases=guards))
         if self.rules.private and trial.worst_bytes > self.limit:
             entered = self.refine(replace(trial.placement, entries=tuple(self.entries())))
             trial = min(trial, entered, key=lambda t: t.key)

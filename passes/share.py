@@ -54,7 +54,7 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         pool = allocate(Pool.from_allocations(buffers), "greedy_by_all")
         arena = pool.size
         for placed in pool.allocations:
-            offsets[int(placed.id)] = placed.offset
+            offsets[int(placed.id)] = placed.offset or 0
     busy: list[tuple[int, int, int]] = []  # (end, size, offset)
     free: dict[int, list[int]] = {}
     for i in sorted(small, key=lambda i: lifetimes[i].start):

@@ -5,6 +5,7 @@
 
 import functools
 import json
+import operator
 import shutil
 import subprocess
 import sys
@@ -208,6 +209,16 @@ def test_the_judge_finds_no_order_above_the_promise(name, file_of, tmp_path):
     assert peak <= 1.02 * report.peak_after_bytes
 
 
+def agree(a, b):
+    """The same type up to symbols: behind a view, the file says its own symbols where the caller still knows dims."""
+    if a is None or b is None or a.shape is None or b.shape is None:
+        return a == b
+    both = zip(a.shape, b.shape, strict=False)
+    return (a.elem_type, len(a.shape)) == (b.elem_type, len(b.shape)) and all(
+        x == y or isinstance(x, str) or isinstance(y, str) for x, y in both
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_handed_on_are_those_of_the_written_file(name):
     """Passes hand sizes, the runtime's types and the index on; each must be what the file itself says."""
@@ -232,6 +243,7 @@ def test_facts_handed_on_are_those_of_the_written_file(name):
             ("bound", handed[1].bound, sizes.bound),
             ("visible", handed[2], runtime_types(index)),
         ):
-            differing = [n for n in {**given, **fresh} if given.get(n) != fresh.get(n)]
+            same = agree if what == "types" else operator.eq
+            differing = [n for n in {**given, **fresh} if not same(given.get(n), fresh.get(n))]
             assert differing == [], f"{what} after {step.name}"
         assert set(handed[1].unknown) == set(sizes.unknown), step.name

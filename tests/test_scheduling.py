@@ -95,12 +95,12 @@ def test_lazy_keeps_the_order_of_fixed_nodes():
 
 
 class TestHoist:
-    TEXT = """hoist (float[1024] x) => (float loss, float s, float[1024] z) {
+    TEXT = """hoist (float[1024] x) => (float loss, float s, float[2048] z) {
       a = Tanh (x)
       loss = ReduceMax <keepdims = 0> (a)
       d = Exp (a)
       e = Neg (d)
-      z = Abs (e)
+      z = Concat <axis = 0> (e, x)
       s = ReduceSum <keepdims = 0> (d)
     }"""
 
@@ -134,7 +134,7 @@ def random_graph(seed):
         lines.append(f"t{i} = {op} ({', '.join(sources)})")
         names.append(f"t{i}")
     middle = rng.choice(names[1:])
-    lines.insert(len(lines), f"loss = ReduceSum <keepdims = 0> ({middle})")
+    lines.append(f"loss = ReduceSum <keepdims = 0> ({middle})")
     body = "\n".join(lines)
     return graph(f"random (float[16, 4] x) => (float loss, float[16, 4] {names[-1]}) {{ {body} }}")
 

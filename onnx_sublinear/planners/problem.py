@@ -220,7 +220,9 @@ def evaluate(problem: RematProblem, schedule: Sequence[int]) -> Evaluation:
     clone_cost = 0
     for step, node in enumerate(schedule):
         for v in reads[node]:
-            last[latest[v]] = step
+            storage = latest[v]
+            if last[storage] < step:
+                last[storage] = step
         again = ran[node]
         for v in writes[node]:
             latest[v] = len(size)

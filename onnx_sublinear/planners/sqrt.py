@@ -30,7 +30,8 @@ from onnx_sublinear.planners.problem import (
 
 __all__ = ["SqrtStrategy"]
 
-_MOST_RELAXED = 4  # plans within the budget that are made cheaper, the cheapest first
+_MOST_RELAXED = 6  # plans that are made cheaper where there is a limit
+_MOST_STEPS = 16  # how many cheaper plans are made from each
 _MOST_FAILURES = 6  # runs in vain that are tried to be kept: the earlier ones weigh more
 _SMALL_SHARE = 0.01  # of the target: the smallest tensors are kept as long as they sum up to no more than this
 
@@ -214,16 +215,22 @@ def _within(problem: RematProblem, candidate: _Candidate, limit: Limit) -> bool:
     )
 
 
-def _cheapen(problem: RematProblem, candidate: _Candidate, limit: Limit) -> _Candidate:
-    """Keeps runs, each time the one that raises the peak least, until the overhead fits."""
-    while not _within(problem, candidate, limit):
-        options = [
-            _candidate(problem, [0 if r == run else r for r in candidate.runs])
-            for run in sorted(set(candidate.runs) - {0})
-        ]
-        cheaper = [o for o in options if o.score.clone_cost < candidate.score.clone_cost]
-        candidate = min(cheaper, key=lambda o: o.key) if cheaper else _candidate(problem, [0] * len(candidate.runs))
-    return candidate
+def _pool(problem: RematProblem, found: Sequence[_Candidate]) -> list[_Candidate]:
+    """Plans of many peaks and overheads: those found, and for the best of them, those that keep their last runs.
+
+    It does not depend on a limit, so the choice from it is monotone: a larger budget never costs more.
+    """
+    front: list[_Candidate] = []  # no other has both a smaller peak and a smaller cost
+    for candidate in sorted(found, key=lambda c: c.key):
+        if not front or candidate.score.clone_cost < front[-1].score.clone_cost:
+            front.append(candidate)
+    pool = list(found)
+    for candidate in front[:: -(-len(front) // _MOST_RELAXED)]:
+        runs = sorted(set(candidate.runs) - {0}, reverse=True)
+        for kept in range(1, len(runs), max(1, -(-len(runs) // _MOST_STEPS))):
+            dropped = set(runs[kept:])
+            pool.append(_candidate(problem, [r if r in dropped else 0 for r in candidate.runs]))
+    return pool
 
 
 @dataclass(frozen=True)
@@ -252,17 +259,15 @@ class SqrtStrategy:
         """
         keep_all = _candidate(problem, [0] * len(problem.forward))
         found = [keep_all, *_search(problem, keep_all, lower_bound_bytes, self.targets, self.refinements)]
-        smallest = min(found, key=lambda c: c.key)
+        unlimited = limit.budget_bytes is None and limit.max_overhead is None
+        fits = [c for c in (found if unlimited else _pool(problem, found)) if _within(problem, c, limit)]
         if limit.budget_bytes is None:
-            fits = [c for c in found if _within(problem, c, limit)]
-            best = min([*fits, _cheapen(problem, smallest, limit)], key=lambda c: c.key)
+            best = min(fits, key=lambda c: c.key)
             best = _relax(problem, best, best.score.peak_bytes) if self.refinements else best
         else:
-            budget = limit.budget_bytes
-            cheapest = sorted((c for c in found if c.score.peak_bytes <= budget), key=lambda c: c.score.clone_cost)
-            relaxed = [_relax(problem, c, budget) for c in cheapest[:_MOST_RELAXED]]
-            fits = [c for c in relaxed if _within(problem, c, limit)]
-            if not fits:
-                raise over_budget(budget, smallest.score.peak_bytes, lower_bound_bytes)
-            best = min(fits, key=lambda c: (c.score.clone_cost, c.score.peak_bytes))
+            met = [c for c in fits if c.score.peak_bytes <= (limit.budget_bytes or 0)]
+            if not met:
+                smallest = min(fits, key=lambda c: c.key)
+                raise over_budget(limit.budget_bytes, smallest.score.peak_bytes, lower_bound_bytes)
+            best = min(met, key=lambda c: (c.score.clone_cost, c.score.peak_bytes))
         return plan_of(problem, self.name, best.schedule, best.score)

@@ -146,14 +146,14 @@ def equal_random_nodes():
     return _edit(training_step(), nodes, [info("n_same", [])])
 
 
-def two_losses():
+def two_losses(**options):
     nodes = [
         node("Mul", ["h2", "h2"], ["square_b"]),
         node("ReduceMean", ["square_b"], ["loss_b"], keepdims=0),
         node("Transpose", ["h1"], ["ht_b"], perm=[1, 0]),
         node("MatMul", ["ht_b", "h2"], ["W2_grad_b"]),
     ]
-    return _edit(training_step(), nodes, [info("loss_b", []), info("W2_grad_b", [WIDTH, WIDTH])])
+    return _edit(training_step(**options), nodes, [info("loss_b", []), info("W2_grad_b", [WIDTH, WIDTH])])
 
 
 def activations_are_outputs():
@@ -179,7 +179,7 @@ def duplicate_outputs():
 
 def unread_outputs():
     nodes = [
-        node("TopK", ["h1", "k"], ["top", ""], largest=1),
+        node("TopK", ["h1", "k"], ["top", "places"], largest=1),
         node("Split", ["h2"], ["left", "right"], num_outputs=2, axis=1),
         node("ReduceSum", ["left"], ["left_sum"], keepdims=0),
     ]
@@ -213,6 +213,18 @@ def half_precision():
 
 def double_precision():
     return training_step(elem_type=DOUBLE)
+
+
+def low_precision_round_trips():
+    """Large tensors of types that the runtime has no Size kernel for."""
+    nodes, outputs = [], []
+    for name, to in (("bf16", TensorProto.BFLOAT16), ("f8", TensorProto.FLOAT8E4M3FN)):
+        nodes += [node("Cast", ["h2"], [name], to=to), node("Cast", [name], [f"{name}_back"], to=FLOAT)]
+        nodes += [node("Sub", [f"{name}_back", "h3"], [f"{name}_gap"])]
+        nodes += [node("ReduceSum", [f"{name}_gap"], [f"{name}_sum"], keepdims=0)]
+        nodes += [node("Cast", [f"{name}_back"], [f"{name}_unread"], to=to), node("Cast", ["g3"], [f"{name}_g"], to=to)]
+        outputs.append(info(f"{name}_sum", []))
+    return _edit(training_step(), nodes, outputs)
 
 
 def same_tensor_twice():
@@ -299,6 +311,10 @@ def overridable_weights():
 
 def weights_as_constants():
     return training_step(weights="constants")
+
+
+def two_losses_and_constants():
+    return two_losses(weights="constants")
 
 
 def sparse_weight():
@@ -456,7 +472,7 @@ def bomb():
     return _edit(training_step(), nodes, [info("bomb_sum", [])], [constant("huge", [2**44], INT64)])
 
 
-def deep_chain(layers=700):
+def deep_chain(layers=250):
     nodes = [node("Tanh", ["x" if i == 0 else f"a{i - 1}"], [f"a{i}"]) for i in range(layers)]
     nodes += [node("ReduceMean", [f"a{layers - 1}"], ["loss"], keepdims=0)]
     for i in reversed(range(layers)):
