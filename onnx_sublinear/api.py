@@ -171,6 +171,11 @@ def optimize(
     graph, missing = _graph(model, dims, loss, target)
     _announce(progress, "sizes")
     before = {name: run.peak_bytes for name, run in graph.simulations.items()}
+    if passes is not None and (budget is not None or max_overhead is not None or strategy != "auto"):
+        raise UsageError(
+            "budget, max_overhead and strategy do not go with passes",
+            "write them as options of the recompute pass: recompute{budget=2GiB,strategy=sqrt},inplace,order,share",
+        )
     if passes is not None:
         result = _pipeline(Pipeline.parse(passes).passes, progress)(graph)
     else:
@@ -261,7 +266,7 @@ def _plan_and_rewrite(
     notes = (*graph.sections.notes, *_symbol_notes(graph))
     recompute = RecomputePass(
         budget="" if budget is None else str(budget),
-        max_overhead="" if max_overhead is None else str(max_overhead),
+        max_overhead="" if max_overhead is None else _share_text(max_overhead),
         strategy=strategy,
     )
     limit = recompute.limit(graph).budget_bytes
@@ -279,9 +284,12 @@ def _plan_and_rewrite(
         if better and needed and _gains(graph, candidate.graph):
             return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
-        smallest = min(_worst(candidate.graph) for candidate in (*candidates, PassResult(graph)))
-        raise over_budget(limit, smallest, lower_bound(graph.runtime)[0])
+        raise over_budget(limit, _worst(graph), lower_bound(graph.runtime)[0])
     return PassResult(graph, notes=(*notes, f"nothing to do{_reason(graph, limit)}"))
+
+
+def _share_text(share: float | str) -> str:
+    return share if isinstance(share, str) else f"{share:.12f}"
 
 
 def _reason(graph: TrainingGraph, limit: int | None) -> str:
@@ -293,22 +301,30 @@ def _reason(graph: TrainingGraph, limit: int | None) -> str:
 def _within_budget(
     graph: TrainingGraph, recompute: RecomputePass, limit: int | None, progress: Callable[[str], None] | None
 ) -> PassResult:
-    """The pipeline's result; where later passes need more than the plan, with the plan's budget lowered by as much."""
-    smallest: int | None = None
+    """The pipeline's result within the limit.
+
+    Where later passes need more than the plan, the plan's budget is lowered by as much; the last try is the plan of
+    smallest peak.
+
+    Raises:
+        BudgetError: that one needs more too.
+    """
+    if limit is None:
+        return _pipeline(default_passes(recompute), progress)(graph)
+    planned, worst = limit, limit
     for _ in range(_BUDGET_ATTEMPTS):
         try:
-            result = _pipeline(default_passes(recompute), progress)(graph)
-        except BudgetError as error:
-            if smallest is None or limit is None:
-                raise
-            raise over_budget(limit, smallest, error.lower_bound_bytes) from error
-        worst = _worst(result.graph)
-        smallest = worst if smallest is None else min(smallest, worst)
-        if limit is None or worst <= limit:
-            return result
-        planned = recompute.limit(graph).budget_bytes or limit
-        recompute = replace(recompute, budget=str(int(planned * min(limit / worst, 0.99))))
-    return result
+            attempt = _pipeline(default_passes(replace(recompute, budget=str(planned))), progress)(graph)
+        except BudgetError:
+            break
+        worst = _worst(attempt.graph)
+        if worst <= limit:
+            return attempt
+        planned = int(planned * min(limit / worst, 0.99))
+    smallest = _pipeline(default_passes(replace(recompute, budget="")), progress)(graph)
+    if _worst(smallest.graph) <= limit or _worst(graph) <= limit:
+        return smallest
+    raise over_budget(limit, min(map(_worst, (smallest.graph, graph))), lower_bound(graph.runtime)[0])
 
 
 def _worst(graph: TrainingGraph) -> int:

@@ -74,7 +74,9 @@ def _function(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType
         if schema.has_context_dependent_function:
             protos = [to_proto(types[i]).SerializeToString() if i else b"" for i in node.input]
             version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
-            body: bytes = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), protos)
+            body: bytes = schema.get_context_dependent_function_with_opset_version(
+                version, node.SerializeToString(), protos
+            )
         elif schema.has_function:
             version = max(v for v in schema.function_opset_versions if v <= opset)
             body = schema.get_function_with_opset_version(version)

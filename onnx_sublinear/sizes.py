@@ -51,9 +51,9 @@ class TensorSizes:
         known = self.bound.get(name)
         return None if known is None else tensor_bytes(known)
 
-    def with_copies(self, copies: Mapping[str, str]) -> TensorSizes:
-        """The same with further tensors, each (key) of the type of another (value)."""
-        types, bound = ({**known, **_copied(known, copies)} for known in (self.types, self.bound))
+    def with_copies(self, copies: Mapping[str, str], made: Mapping[str, TensorType] | None = None) -> TensorSizes:
+        """The same with further tensors: `copies` (name -> one of the same type) and `made` (name -> static type)."""
+        types, bound = ({**known, **_copied(known, copies), **(made or {})} for known in (self.types, self.bound))
         unknown = set(self.unknown)
         return TensorSizes(types, bound, self.dims, self.unknown + [c for c, of in copies.items() if of in unknown])
 

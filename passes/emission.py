@@ -27,6 +27,7 @@ class _Emitter:
         self.names = list(layout.graph.names)
         self.declared: dict[str, TensorType] = {}  # of the views
         self.viewed: dict[str, str] = {}  # view -> tensor
+        self.counts: dict[str, TensorType] = {}  # tokens and shapes
         self.zeros: dict[int, str] = {}
         self.constants: list[NodeProto] = []
         self.opset = graph.index.opset.get("", 1)
@@ -50,6 +51,7 @@ class _Emitter:
             constant.attribute.append(helper.make_attribute("value", tensor))
             mark(constant, ROLE_BARRIER)
             self.constants.append(constant)
+            self.counts[name] = TensorType(TensorProto.INT64, (rank,))
         return self.zeros[rank]
 
     def nodes_of(self, added: Added) -> Iterator[NodeProto]:
@@ -58,8 +60,10 @@ class _Emitter:
         name = self.names[added.value] = self.fresh(f"{source}/{added.kind}")
         operands = [self.names[v] for v in added.operands]
         if added.kind == "token":
+            self.counts[name] = TensorType(TensorProto.INT64, ())
             yield self.node("Size", [source], name)
         elif added.kind == "dim":
+            self.counts[name] = TensorType(TensorProto.INT64, (1,))
             made = self.node("Shape", [source], name)
             made.attribute.extend([helper.make_attribute("start", 0), helper.make_attribute("end", 1)])
             yield made
@@ -67,7 +71,9 @@ class _Emitter:
             self.viewed[name] = source
             yield self.node("Reshape", [source, *operands], name)
         elif added.kind == "shape":
-            zeros = self.zeros_of(len(self.graph.sizes.types[source].shape or ()))
+            rank = len(self.graph.sizes.types[source].shape or ())
+            zeros = self.zeros_of(rank)
+            self.counts[name] = TensorType(TensorProto.INT64, (rank,))
             if self.opset >= _MIN_TAKES_INT64:
                 yield self.node("Min", [*operands, zeros], name)
             else:
@@ -83,6 +89,7 @@ class _Emitter:
         current = zeros
         for i, token in enumerate(tokens):
             following = shape if i + 1 == len(tokens) else self.fresh(f"{shape}/product")
+            self.counts[following] = self.counts[shape]
             yield self.node("Mul", [current, token], following)
             current = following
 
@@ -136,7 +143,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     if private:
         del model.graph.value_info[:]
         model.graph.value_info.extend(_value_info(graph, types))
-    sizes = graph.sizes.with_copies(emitter.viewed)
+    sizes = graph.sizes.with_copies(emitter.viewed, emitter.counts)
     runtime = _runtime(layout, emitter, visible) if len(rows) == len(layout.rows) + len(emitter.constants) else None
     return graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime), rows
 
