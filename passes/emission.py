@@ -136,7 +136,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
     model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
     index = GraphIndex(model)
-    visible = {**graph.visible, **types}
+    visible = {**graph.visible, **types, **emitter.counts}
     if private and emitter.declared:
         visible = runtime_types(index, private_dims=True)
         types = {name: visible.get(name, t) for name, t in types.items()}

@@ -181,7 +181,7 @@ def _search(
             found[cuts] = _candidate(problem, _runs(problem, forward, cuts, target))
         return found[cuts].score.peak_bytes
 
-    low, high = max(floor_bytes, 1), max(keep_all.score.peak_bytes, 2)
+    low, high = max(floor_bytes, max(problem.sizes, default=0), 1), max(keep_all.score.peak_bytes, 2)
     ratio = (high / low) ** (1 / targets)
     scores = {int(low * ratio**i): attempt(int(low * ratio**i)) for i in range(targets)}
     best = min(scores, key=scores.__getitem__)

@@ -75,7 +75,7 @@ class TestEqualChain:
         smallest, largest = unlimited(p).peak_bytes, keep_all(p)
         costs = []
         for budget in range(smallest, largest + SIZE, SIZE):
-            plan = SqrtStrategy().plan(p, Limit(budget))
+            plan = SqrtStrategy().plan(p, Limit(budget), lower_bound_bytes=lower_bound(p))
             assert plan.peak_bytes <= budget
             costs.append(plan.overhead)
         assert costs == sorted(costs, reverse=True)
@@ -165,7 +165,7 @@ def test_on_any_chain_a_larger_budget_never_costs_more(sizes, data):
     p = chain(sizes, costs=[data.draw(st.integers(1, 9)) for _ in sizes])
     low = unlimited(p).peak_bytes
     budgets = sorted(data.draw(st.integers(low, keep_all(p))) for _ in range(3))
-    plans = [SqrtStrategy().plan(p, Limit(budget)) for budget in budgets]
+    plans = [SqrtStrategy().plan(p, Limit(budget), lower_bound_bytes=lower_bound(p)) for budget in budgets]
     costs = [plan.overhead for plan in plans]
     assert costs == sorted(costs, reverse=True)
 
