@@ -1,8 +1,9 @@
 """Schedules: orders of the nodes that need little memory before any node is duplicated.
 
-- `sink`: what depends on graph inputs alone (a transposed weight) is made just before its first reader.
+- `sink`: what is made of graph inputs alone (a transposed weight) is made just before its first reader.
 - `forward_first`: the forward section in a row, then the gradient section.
 - `lazy`: the forward section in a row, then each gradient node just before the first node that needs it.
+- `mirrored`: the forward section in a row, then the gradient section against the order of what it reads of it.
 - `hoist`: a node that frees at least as much as it allocates (a weight gradient) runs as soon as its inputs exist.
 """
 
@@ -15,7 +16,7 @@ from onnx_sublinear.ops.traits import overwritten_by, traits_of
 from onnx_sublinear.runtime_model import RuntimeGraph, default_order, simulate
 from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["base_orders", "fixed_nodes", "forward_first", "hoist", "keeps_order", "lazy", "sink"]
+__all__ = ["base_orders", "fixed_nodes", "forward_first", "hoist", "keeps_order", "lazy", "mirrored", "sink"]
 
 _STATISTIC_SHARE = 16  # a side result this many times smaller than what it is made from is made at once
 
@@ -42,14 +43,14 @@ def keeps_order(order: Sequence[int], reference: Sequence[int], fixed: Collectio
 
 
 def sink(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = ()) -> list[int]:
-    """Makes what depends on external values alone just before its first reader."""
+    """Makes what is made of external values alone, and views of it, just before its first reader."""
     made_by = graph.producers()
     sinkable: set[int] = set()
     for k in order:
         kernel = graph.kernels[k]
         if k in fixed or not kernel.writes or any(graph.is_output[v] for v in kernel.writes):
             continue
-        if all(graph.external[v] or made_by[v] in sinkable for v in kernel.reads):
+        if all(graph.external[v] or (kernel.alias and made_by[v] in sinkable) for v in kernel.reads):
             sinkable.add(k)
     placed: set[int] = set()
     sunk: list[int] = []
@@ -141,6 +142,49 @@ def lazy(graph: RuntimeGraph, order: Sequence[int], forward: Sequence[bool], fix
     return result
 
 
+def mirrored(
+    graph: RuntimeGraph, order: Sequence[int], forward: Sequence[bool], fixed: Collection[int] = ()
+) -> list[int]:
+    """The forward section, then the gradient section in reverse: what reads the latest forward values comes first.
+
+    So the weight gradients and the loss terms of one step of an unrolled net run beside the gradients of that step. A
+    node that reads no forward value follows what it waits for. Nodes whose order matters keep it.
+    """
+    made_by = graph.producers()
+    place = _places(order)
+    needs = [list(dict.fromkeys(made_by[v] for v in kernel.reads if made_by[v] >= 0)) for kernel in graph.kernels]
+    late = [k for k in order if not forward[k]]
+    previous = -1
+    for k in late:
+        if k in fixed:
+            if previous >= 0:
+                needs[k].append(previous)
+            previous = k
+    readers: dict[int, list[int]] = {}
+    for k in late:
+        for p in needs[k]:
+            readers.setdefault(p, []).append(k)
+    reads_until = [-1] * len(graph.kernels)
+    for k in late:
+        ahead = [place[p] for p in needs[k] if forward[p]]
+        reads_until[k] = max(ahead) if ahead else max((reads_until[p] for p in needs[k]), default=-1)
+    for k in reversed(late):  # what needs no forward value is made for its first reader
+        if reads_until[k] < 0:
+            reads_until[k] = max((reads_until[c] for c in readers.get(k, ())), default=-1)
+    waiting = {k: sum(not forward[p] for p in needs[k]) for k in late}
+    ready = [(-reads_until[k], place[k], k) for k in late if not waiting[k]]
+    heapq.heapify(ready)
+    result = [k for k in order if forward[k]]
+    while ready:
+        k = heapq.heappop(ready)[2]
+        result.append(k)
+        for c in readers.get(k, ()):
+            waiting[c] -= 1
+            if not waiting[c]:
+                heapq.heappush(ready, (-reads_until[c], place[c], c))
+    return result
+
+
 def hoist(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = ()) -> list[int]:
     """Runs a node as soon as its inputs exist if it frees at least as much as it allocates."""
     kernels, sizes = graph.kernels, graph.sizes
@@ -205,7 +249,8 @@ def base_orders(graph: TrainingGraph) -> list[list[int]]:
     in_file = graph.index.order
     split = sink(runtime, forward_first(runtime, in_file, forward), fixed)
     late = sink(runtime, lazy(runtime, in_file, forward, fixed), fixed)
-    candidates = [split, late, hoist(runtime, split, fixed), hoist(runtime, late, fixed)]
+    reverse = sink(runtime, mirrored(runtime, in_file, forward, fixed), fixed)
+    candidates = [split, late, reverse, hoist(runtime, split, fixed), hoist(runtime, reverse, fixed)]
     plain = [in_file, default_order(runtime, training_build=graph.needs_training_build)]
     plain += [hoist(runtime, sink(runtime, order, fixed), fixed) for order in plain]
     plain = [order for order in plain if keeps_order(order, in_file, fixed)]
