@@ -42,15 +42,21 @@ def keeps_order(order: Sequence[int], reference: Sequence[int], fixed: Collectio
     return not fixed or [k for k in order if k in fixed] == [k for k in reference if k in fixed]
 
 
-def sink(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = ()) -> list[int]:
-    """Makes what is made of external values alone, and views of it, just before its first reader."""
+def sink(
+    graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = (), forward: Sequence[bool] = ()
+) -> list[int]:
+    """Makes what depends on external values alone just before its first reader.
+
+    In the forward section that would be all of it: there, only what is made of external values directly, and views.
+    """
     made_by = graph.producers()
     sinkable: set[int] = set()
     for k in order:
         kernel = graph.kernels[k]
         if k in fixed or not kernel.writes or any(graph.is_output[v] for v in kernel.writes):
             continue
-        if all(graph.external[v] or (kernel.alias and made_by[v] in sinkable) for v in kernel.reads):
+        through = bool(kernel.alias) or not (forward and forward[k])
+        if all(graph.external[v] or (through and made_by[v] in sinkable) for v in kernel.reads):
             sinkable.add(k)
     placed: set[int] = set()
     sunk: list[int] = []
@@ -247,12 +253,12 @@ def base_orders(graph: TrainingGraph) -> list[list[int]]:
     runtime, fixed = graph.runtime, fixed_nodes(graph)
     forward = graph.sections.forward
     in_file = graph.index.order
-    split = sink(runtime, forward_first(runtime, in_file, forward), fixed)
-    late = sink(runtime, lazy(runtime, in_file, forward, fixed), fixed)
-    reverse = sink(runtime, mirrored(runtime, in_file, forward, fixed), fixed)
+    split = sink(runtime, forward_first(runtime, in_file, forward), fixed, forward)
+    late = sink(runtime, lazy(runtime, in_file, forward, fixed), fixed, forward)
+    reverse = sink(runtime, mirrored(runtime, in_file, forward, fixed), fixed, forward)
     candidates = [split, late, reverse, hoist(runtime, split, fixed), hoist(runtime, reverse, fixed)]
     plain = [in_file, default_order(runtime, training_build=graph.needs_training_build)]
-    plain += [hoist(runtime, sink(runtime, order, fixed), fixed) for order in plain]
+    plain += [hoist(runtime, sink(runtime, order, fixed, forward), fixed) for order in plain]
     plain = [order for order in plain if keeps_order(order, in_file, fixed)]
     candidates.append(min(plain, key=lambda order: simulate(runtime, order).peak_bytes))
     distinct = {tuple(order): order for order in candidates if keeps_order(order, in_file, fixed)}

@@ -168,10 +168,11 @@ def _candidate(problem: RematProblem, runs: Sequence[int]) -> _Candidate:
     return _Candidate(tuple(runs), schedule, evaluate(problem, schedule))
 
 
-def _search(
-    problem: RematProblem, keep_all: _Candidate, floor_bytes: int, targets: int, refinements: int
-) -> list[_Candidate]:
-    """Plans for a range of targets: geometric from the floor to the keep-all peak, then closer around the best."""
+def _search(problem: RematProblem, keep_all: _Candidate, targets: int, refinements: int) -> list[_Candidate]:
+    """Plans for a range of targets: geometric up to the keep-all peak, then closer around the best.
+
+    A target does not count what the gradient nodes need, so the first is below any reachable peak: the largest tensor.
+    """
     forward = _Forward(problem)
     found: dict[tuple[int, ...], _Candidate] = {}
 
@@ -181,7 +182,7 @@ def _search(
             found[cuts] = _candidate(problem, _runs(problem, forward, cuts, target))
         return found[cuts].score.peak_bytes
 
-    low, high = max(floor_bytes, max(problem.sizes, default=0), 1), max(keep_all.score.peak_bytes, 2)
+    low, high = max(problem.sizes, default=0) or 1, max(keep_all.score.peak_bytes, 2)
     ratio = (high / low) ** (1 / targets)
     scores = {int(low * ratio**i): attempt(int(low * ratio**i)) for i in range(targets)}
     best = min(scores, key=scores.__getitem__)
@@ -258,7 +259,7 @@ class SqrtStrategy:
             BudgetError: no plan of this strategy meets the budget.
         """
         keep_all = _candidate(problem, [0] * len(problem.forward))
-        found = [keep_all, *_search(problem, keep_all, lower_bound_bytes, self.targets, self.refinements)]
+        found = [keep_all, *_search(problem, keep_all, self.targets, self.refinements)]
         unlimited = limit.budget_bytes is None and limit.max_overhead is None
         fits = [c for c in (found if unlimited else _pool(problem, found)) if _within(problem, c, limit)]
         if limit.budget_bytes is None:
