@@ -94,7 +94,7 @@ def optimize(
         say_warning(warning)
     if json:
         typer.echo(to_json(report_json(result.report)))
-    elif not quiet:
+    else:
         typer.echo(optimize_text(result.report))
         typer.echo(f"\nmeasure with: {_bench_line(model, output, dim or [], target)}")
 

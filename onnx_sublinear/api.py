@@ -168,6 +168,8 @@ def optimize(
         UsageError: an argument does not fit.
     """
     started = time.perf_counter()
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | str)):
+        raise UsageError(f"budget {budget!r} is neither a number of bytes nor a text", 'write 2 << 30, "2GiB" or "60%"')
     graph, missing = _graph(model, dims, loss, target)
     _announce(progress, "sizes")
     before = {name: run.peak_bytes for name, run in graph.simulations.items()}
@@ -221,6 +223,8 @@ def _graph(
     missing: tuple[str, ...] = ()
     if isinstance(model, ModelProto):
         check_model(model)
+    elif not isinstance(model, str | os.PathLike):
+        raise UsageError(f"a model is a ModelProto or a path, not {type(model).__name__}")
     else:
         folder = Path(model).parent
         model = load_model(model)

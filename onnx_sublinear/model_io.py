@@ -111,7 +111,7 @@ def save_model(
 ) -> SaveReport:
     """Writes a model so that it loads from its own folder; the file appears complete or not at all.
 
-    A link at `path` is replaced, not followed. Initializers move to one file `<name>.data` where the model
+    A link at `path` is followed. Initializers move to one file `<name>.data` where the model
     would pass protobuf's 2 GB limit. Data files never overwrite a file: one that already holds the same bytes
     is used, otherwise a free name is taken.
 
@@ -241,6 +241,8 @@ def _checked_output(path: str | os.PathLike[str], source_path: str | os.PathLike
     output = Path(text)
     if not text or "\0" in text:
         raise UsageError(f"{shown} is not a path")
+    if os.path.islink(output):  # what it leads to is replaced, not the link: it may be the system's (/dev/stdout)
+        output = Path(os.path.realpath(output))
     if os.path.isdir(output) or text.endswith(("/", os.sep)):
         raise UsageError(f"{shown} is a folder", "add a file name")
     if not os.path.isdir(output.parent):

@@ -59,10 +59,14 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
 
 def optimize_text(report: Report) -> str:
     """The table before/after, and what was recomputed."""
+    changes = [(name, report.peaks_before[name], report.peaks_after[name]) for name in report.peaks_before]
     before, after = report.peak_before_bytes, report.peak_after_bytes
     rows = [
         ["", "before", "after", ""],
-        ["peak", format_bytes(before), format_bytes(after), format_share(after / before) if before else ""],
+        *(
+            [f"peak, {name} order", format_bytes(old), format_bytes(new), format_share(new / old) if old else ""]
+            for name, old, new in changes
+        ),
         ["lower bound", format_bytes(report.lower_bound_bytes), "", ""],
         ["nodes", str(report.nodes_before), str(report.nodes_after), f"{report.barriers} in barriers"],
     ]

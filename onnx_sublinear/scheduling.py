@@ -108,13 +108,8 @@ def forward_first(graph: RuntimeGraph, order: Sequence[int], forward: Sequence[b
     return early + late
 
 
-def lazy(graph: RuntimeGraph, order: Sequence[int], forward: Sequence[bool], fixed: Collection[int] = ()) -> list[int]:
-    """The forward section, then the results (leaves) of the gradient section by depth, each right after what it needs.
-
-    The weight gradients of the last layer come first, since the path to them is the shortest. Where a node needs a deep
-    value (the gradient that comes in) and a shallow one (a factor made from forward values), the deep one comes first.
-    Nodes whose order matters keep it: each counts as needing the one before.
-    """
+def _needs(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int]) -> list[list[int]]:
+    """Per kernel those that must run before it: producers, and for a fixed one the fixed one before it in `order`."""
     made_by = graph.producers()
     needs = [list(dict.fromkeys(made_by[v] for v in kernel.reads if made_by[v] >= 0)) for kernel in graph.kernels]
     previous = -1
@@ -123,6 +118,17 @@ def lazy(graph: RuntimeGraph, order: Sequence[int], forward: Sequence[bool], fix
             if previous >= 0:
                 needs[k].append(previous)
             previous = k
+    return needs
+
+
+def lazy(graph: RuntimeGraph, order: Sequence[int], forward: Sequence[bool], fixed: Collection[int] = ()) -> list[int]:
+    """The forward section, then the results (leaves) of the gradient section by depth, each right after what it needs.
+
+    The weight gradients of the last layer come first, since the path to them is the shortest. Where a node needs a deep
+    value (the gradient that comes in) and a shallow one (a factor made from forward values), the deep one comes first.
+    Nodes whose order matters keep it: each counts as needing the one before.
+    """
+    needs = _needs(graph, order, fixed)
     depth = [0] * len(graph.kernels)
     is_leaf = [True] * len(graph.kernels)
     for k in order:
@@ -156,16 +162,9 @@ def mirrored(
     So the weight gradients and the loss terms of one step of an unrolled net run beside the gradients of that step. A
     node that reads no forward value follows what it waits for. Nodes whose order matters keep it.
     """
-    made_by = graph.producers()
     place = _places(order)
-    needs = [list(dict.fromkeys(made_by[v] for v in kernel.reads if made_by[v] >= 0)) for kernel in graph.kernels]
+    needs = _needs(graph, order, fixed)
     late = [k for k in order if not forward[k]]
-    previous = -1
-    for k in late:
-        if k in fixed:
-            if previous >= 0:
-                needs[k].append(previous)
-            previous = k
     readers: dict[int, list[int]] = {}
     for k in late:
         for p in needs[k]:

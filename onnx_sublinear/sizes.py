@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+_DIM_LIMIT = 1 << 63
+
+
 @dataclass
 class TensorSizes:
     """What is known of the tensors of the main graph.
@@ -82,7 +85,7 @@ def infer_sizes(index: GraphIndex, dims: Mapping[str, int] | None = None) -> Ten
     return sizes
 
 
-def runtime_types(index: GraphIndex, *, private_dims: bool = False) -> dict[str, TensorType]:
+def runtime_types(index: GraphIndex, *, propagates: bool = False, private_dims: bool = False) -> dict[str, TensorType]:
     """What onnxruntime knows of the tensors of the file as it stands, at optimization level none.
 
     Its planner shares buffers by these types: declared types merged with ONNX's inference, in which only constants and
@@ -95,9 +98,10 @@ def runtime_types(index: GraphIndex, *, private_dims: bool = False) -> dict[str,
 
     Args:
         index: the graph.
+        propagates: as current stock builds (1.31), which work out the numbers that come from static shapes.
         private_dims: give every unknown dim of a node output a symbol of its own, as if it were declared that way.
     """
-    return _infer(index, {}, World(index.functions, {}, runtime=True, private_dims=private_dims))
+    return _infer(index, {}, World(index.functions, {}, runtime=True, propagates=propagates, private_dims=private_dims))
 
 
 def free_symbols(index: GraphIndex) -> list[str]:
@@ -122,8 +126,10 @@ def _check_dims(index: GraphIndex, dims: Mapping[str, int]) -> None:
             known = ", ".join(f"'{printable(s, 40)}'" for s in list(symbols)[:20])
             hint = f"its symbolic dims: {known}" if known else "all of its dims are static"
             raise UsageError(f"the model has no symbolic dim '{printable(name)}'", hint)
-        if value <= 0:
-            raise UsageError(f"the value of dim '{printable(name)}' is {value}; it must be at least 1")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UsageError(f"the value of dim '{printable(name)}' is {value!r}, not a whole number")
+        if not 0 < value < _DIM_LIMIT:
+            raise UsageError(f"the value of dim '{printable(name)}' is {value}; it must be from 1 to 2^63 - 1")
 
 
 def _infer(index: GraphIndex, dims: Mapping[str, int], world: World) -> dict[str, TensorType]:

@@ -118,7 +118,7 @@ class TrainingGraph:
     @cached_property
     def visible(self) -> Mapping[str, TensorType]:
         """The types that the runtime knows."""
-        return runtime_types(self.index)
+        return runtime_types(self.index, propagates=not self.needs_training_build)
 
     @cached_property
     def runtime(self) -> RuntimeGraph:

@@ -138,7 +138,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     index = GraphIndex(model)
     visible = {**graph.visible, **types, **emitter.counts}
     if private and emitter.declared:
-        visible = runtime_types(index, private_dims=True)
+        visible = runtime_types(index, propagates=True, private_dims=True)
         types = {name: visible.get(name, t) for name, t in types.items()}
     if private:
         del model.graph.value_info[:]

@@ -36,6 +36,9 @@ _EVALUATED_DOMAINS = ("", "com.microsoft")
 _INVALID_NODE = (IndexError, KeyError, OverflowError, TypeError, ValueError, ZeroDivisionError)
 
 
+_PROPAGATED = frozenset(("Shape", "Size", "Gather", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div"))
+
+
 @dataclass
 class World:
     """What all scopes of one model share.
@@ -44,6 +47,8 @@ class World:
         functions: model-local functions by (domain, name, overload).
         dims: values of symbols; they replace the symbol wherever a type is declared.
         runtime: see only what ORT sees when it loads the file (`sizes.runtime_types`).
+        propagates: the runtime also works out the numbers that come from static shapes, as stock builds of late do
+            (core/graph/data_propagation).
         private_dims: give every unknown dim of a node output a symbol of its own.
         schemas: ONNX's inference, with its cache.
         calls: results of function calls, by signature.
@@ -52,12 +57,17 @@ class World:
     functions: Mapping[tuple[str, str, str], FunctionProto]
     dims: Mapping[str, int]
     runtime: bool = False
+    propagates: bool = False
     private_dims: bool = False
     schemas: SchemaInference = field(init=False)
     calls: dict[tuple[object, ...], tuple[list[Known], list[Value | None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.schemas = SchemaInference(bodies=not self.runtime)
+
+    def evaluates(self, op_type: str) -> bool:
+        """Whether the numbers that such a node makes are worked out."""
+        return not self.runtime or op_type == "Constant" or (self.propagates and op_type in _PROPAGATED)
 
 
 def declared_types(infos: Iterable[ValueInfoProto], dims: Mapping[str, int]) -> dict[str, Known]:
@@ -182,8 +192,10 @@ class Scope:
                 return [], []
         types = [as_tensor(k) for k in known]
         results: list[Value | None] = []
-        if domain in _EVALUATED_DOMAINS and (not self.world.runtime or node.op_type == "Constant"):
+        if domain in _EVALUATED_DOMAINS and self.world.evaluates(node.op_type):
             results = evaluate(node, types, values)
+            if self.world.runtime and not all(r is not None and r.is_known for r in results):
+                results = []  # the runtime propagates numbers, no symbols
             if len(results) == len(node.output) and all(results):
                 return [TensorType(r.elem_type, r.shape) for r in results if r is not None], results
         return self._by_rule_and_schema(node, domain, known, types, values), results

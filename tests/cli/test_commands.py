@@ -64,7 +64,7 @@ class TestOptimize:
     def test_text_shows_before_and_after_and_the_next_step(self, tmp_path: Path, capsys: Captured) -> None:
         assert run(["optimize", str(CHAIN), "-o", str(tmp_path / "out.onnx")]) == 0
         out, err = capsys.readouterr()
-        assert re.search(r"^peak +[\d.]+ [KMG]iB +[\d.]+ [KMG]iB +[\d.]+%$", out, re.MULTILINE)
+        assert re.search(r"^peak, default order +[\d.]+ [KMG]iB +[\d.]+ [KMG]iB +[\d.]+%$", out, re.MULTILINE)
         assert f"measure with: onnx-sublinear bench {CHAIN} {tmp_path / 'out.onnx'}" in out
         assert all(line.startswith("[") for line in err.splitlines())
 
