@@ -34,8 +34,15 @@ def expanded(index: GraphIndex, sizes: TensorSizes, *, training: bool) -> tuple[
     wanted = [n for n in index.nodes if index.function_of(n) is None and is_expanded(n, index, training=training)]
     bodies: list[NodeProto] = []
     replaced: set[str] = set()
+    known: dict[tuple[object, ...], tuple[NodeProto, list[NodeProto]]] = {}
     for node in wanted:
-        nodes = _body(node, index, sizes.bound)
+        key = _signature(node, sizes.bound)
+        if key in known:
+            nodes = _like(node, *known[key], index)
+        else:
+            nodes = _body(node, index, sizes.bound)
+            if nodes and len(set(node.input)) == len(node.input):
+                known[key] = node, nodes
         if nodes:
             bodies += nodes
             replaced.add(next(o for o in node.output if o))
@@ -47,6 +54,33 @@ def expanded(index: GraphIndex, sizes: TensorSizes, *, training: bool) -> tuple[
     del model.graph.node[:]
     model.graph.node.extend(kept + bodies)
     return model, _types(bodies, index, sizes)
+
+
+def _signature(node: NodeProto, types: Mapping[str, TensorType]) -> tuple[object, ...]:
+    """What two nodes must share to have the same body."""
+    attributes = tuple(a.SerializeToString(deterministic=True) for a in node.attribute)
+    return node.op_type, attributes, tuple(types.get(i) for i in node.input), tuple(map(bool, node.output))
+
+
+def _like(node: NodeProto, first: NodeProto, body: list[NodeProto], index: GraphIndex) -> list[NodeProto]:
+    """The body of `first` under the names of `node`."""
+    names = {
+        "": "",
+        **dict(zip(first.input, node.input, strict=True)),
+        **dict(zip(first.output, node.output, strict=True)),
+    }
+    nodes: list[NodeProto] = []
+    for inner in body:
+        copy = NodeProto()
+        copy.CopyFrom(inner)
+        for output in inner.output:
+            if output not in names:
+                names[output] = index.fresh_name(output)
+        copy.input[:] = [names.get(i, i) for i in inner.input]
+        copy.output[:] = [names[o] for o in inner.output]
+        copy.name = index.fresh_name(inner.name)
+        nodes.append(copy)
+    return nodes
 
 
 def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> list[NodeProto]:

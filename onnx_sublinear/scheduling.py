@@ -58,6 +58,7 @@ def sink(
         through = bool(kernel.alias) or not (forward and forward[k])
         if all(graph.external[v] or (through and made_by[v] in sinkable) for v in kernel.reads):
             sinkable.add(k)
+    place = _places(order)
     placed: set[int] = set()
     sunk: list[int] = []
     for k in order:
@@ -71,10 +72,7 @@ def sink(
                 placed.add(p)
                 needed.append(p)
                 pending.extend(made_by[v] for v in graph.kernels[p].reads)
-        if len(needed) > 1:
-            place = {p: i for i, p in enumerate(order) if p in set(needed)} if len(needed) < 8 else None
-            needed.sort(key=place.__getitem__ if place else _places(order).__getitem__)
-        sunk.extend(needed)
+        sunk.extend(sorted(needed, key=place.__getitem__))
         sunk.append(k)
     sunk.extend(k for k in order if k in sinkable and k not in placed)
     return sunk

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from onnx import TensorProto
@@ -44,6 +45,8 @@ _SMALL_SHARE = 1 / 2000  # of the schedule's peak: a node that moves less may ru
 _TOLERANCE = 1.02
 _SHAPE_HAS_RANGE = 15  # opset from which on Shape takes start and end
 _ROUNDS = 40
+_LARGE = 6000  # nodes
+_LARGE_ROUNDS = 6
 _RELEASE_ROUNDS = 3
 _LEAST_GAIN = 0.01
 _MOST_ENTRIES = 8
@@ -84,9 +87,11 @@ class _Emitted:
     graph: TrainingGraph
     rows: list[int | Added]
 
-    @property
+    @cached_property
     def worst_bytes(self) -> int:
-        return max(run.peak_bytes for run in self.graph.simulations.values())
+        runtime = self.graph.runtime
+        orders = executed_orders(runtime, training=self.graph.needs_training_build)
+        return max(simulate(runtime, order).peak_bytes for order in orders.values())
 
     @property
     def added(self) -> int:
@@ -248,9 +253,13 @@ class _Search:
         return [k for k, wanted in zip(executed, sorted(executed), strict=True) if k != wanted]
 
     def refine(self, placement: Placement) -> _Trial:
-        """Splits crowded stages until there are none, or they cannot be split."""
+        """Splits crowded stages until there are none, or they cannot be split.
+
+        In a large graph, where a round takes long, for fewer rounds.
+        """
         best = trial = self.attempt(placement)
-        for _ in range(_ROUNDS):
+        large = _LARGE_ROUNDS // 2 if placement.entries else _LARGE_ROUNDS
+        for _ in range(large if len(self.schedule) > _LARGE else _ROUNDS):
             splits = _split_points(self.schedule, trial.layout.stages, trial.crowded)
             if not splits:
                 break

@@ -32,7 +32,7 @@ __all__ = ["PLAN_KEY", "SharePass", "pack"]
 
 PLAN_KEY = "onnx_sublinear.memory_plan"
 _PLAN_VERSION = 1
-_PACKED_WITH_CARE = 3000  # buffers; the library's time grows with the square
+_PACKED_WITH_CARE = 1500  # buffers; the library's time grows with the square
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:

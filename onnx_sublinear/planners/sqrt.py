@@ -30,6 +30,7 @@ from onnx_sublinear.planners.problem import (
 
 __all__ = ["SqrtStrategy"]
 
+_LARGE = 6000  # nodes from which on the search is coarser
 _MOST_RELAXED = 6  # plans that are made cheaper where there is a limit
 _MOST_STEPS = 16  # how many cheaper plans are made from each
 _MOST_FAILURES = 6  # runs in vain that are tried to be kept: the earlier ones weigh more
@@ -250,7 +251,7 @@ class SqrtStrategy:
 
     def quick(self) -> SqrtStrategy:
         """The same with a coarse search, to compare problems."""
-        return SqrtStrategy(targets=5, refinements=0)
+        return SqrtStrategy(targets=4, refinements=0)
 
     def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
         """The plan of smallest peak within the limit's overhead, or the cheapest one within its budget.
@@ -259,7 +260,9 @@ class SqrtStrategy:
             BudgetError: no plan of this strategy meets the budget.
         """
         keep_all = _candidate(problem, [0] * len(problem.forward))
-        found = [keep_all, *_search(problem, keep_all, self.targets, self.refinements)]
+        large = len(problem.reads) > _LARGE
+        refinements = min(self.refinements, 2) if large else self.refinements
+        found = [keep_all, *_search(problem, keep_all, min(self.targets, 10) if large else self.targets, refinements)]
         unlimited = limit.budget_bytes is None and limit.max_overhead is None
         fits = [c for c in (found if unlimited else _pool(problem, found)) if _within(problem, c, limit)]
         if limit.budget_bytes is None:
