@@ -12,7 +12,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnx_sublinear.errors import BudgetError, UsageError
-from onnx_sublinear.graph import GraphIndex, domain_of, nodes_at_any_depth
+from onnx_sublinear.graph import domain_of, nodes_at_any_depth
 from onnx_sublinear.model_io import check_external_data, check_model, load_model, missing_warnings
 from onnx_sublinear.ops.traits import Target, is_opaque
 from onnx_sublinear.passes import Pass, PassResult, Pipeline
@@ -391,7 +391,7 @@ def _result(
         inplace_bytes=result.facts.get("inplace_bytes", 0),
         recomputed=dict(Counter(result.facts.get("recomputed", {}))),
         nodes_before=len(graph.index.nodes),
-        nodes_after=len(GraphIndex(result.model).nodes) if result.modified else len(graph.index.nodes),
+        nodes_after=len(result.model.graph.node),
         seconds=time.perf_counter() - started,
         notes=tuple(dict.fromkeys(result.notes)),
         warnings=tuple(warnings),

@@ -225,26 +225,24 @@ def runtime_graph(
     return graph
 
 
-def _places(graph: RuntimeGraph, rank: Sequence[int] | None) -> Sequence[int]:
-    """Per kernel its place in the file (`rank`, else its position), those put in place of others behind all."""
+def _places(graph: RuntimeGraph) -> Sequence[int]:
+    """Per kernel its place in the file, those put in place of others behind all."""
     count = len(graph.kernels)
-    places: Sequence[int] = range(count) if rank is None else rank
     if any(kernel.late for kernel in graph.kernels):
-        return [place + count * kernel.late for place, kernel in zip(places, graph.kernels, strict=True)]
-    return places
+        return [place + count * kernel.late for place, kernel in enumerate(graph.kernels)]
+    return range(count)
 
 
-def default_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None, training_build: bool = False) -> list[int]:
+def default_order(graph: RuntimeGraph, *, training_build: bool = False) -> list[int]:
     """The order of ExecutionOrder.DEFAULT: post-order of a depth-first search from the leaves, last leaf first.
 
     Args:
         graph: the file.
-        rank: position of each kernel in the file where it differs from its place in `graph.kernels`.
         training_build: the training build moves Shape and Size nodes directly behind their producer.
     """
     edges = graph.edges()
     count = len(edges)
-    place = _places(graph, rank)
+    place = _places(graph)
     by_rank: Sequence[int] = place if isinstance(place, range) else sorted(range(count), key=place.__getitem__)
     is_leaf = [True] * count
     for producers in edges:
@@ -283,7 +281,7 @@ def _hoist_shapes(graph: RuntimeGraph, edges: list[list[int]], order: list[int],
     return hoisted
 
 
-def priority_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None) -> list[int]:
+def priority_order(graph: RuntimeGraph) -> list[int]:
     """The order of ExecutionOrder.PRIORITY_BASED: Kahn's algorithm, Shape and Size first, then by place in the file."""
     edges = graph.edges()
     waiting = [len(e) for e in edges]
@@ -291,7 +289,7 @@ def priority_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None) ->
     for k, producers in enumerate(edges):
         for p in producers:
             consumers[p].append(k)
-    place = _places(graph, rank)
+    place = _places(graph)
     kernels = graph.kernels
     ready = [(not kernels[k].first, place[k], k) for k, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
@@ -306,13 +304,11 @@ def priority_order(graph: RuntimeGraph, *, rank: Sequence[int] | None = None) ->
     return order
 
 
-def executed_orders(
-    graph: RuntimeGraph, *, rank: Sequence[int] | None = None, training: bool = False
-) -> dict[str, list[int]]:
+def executed_orders(graph: RuntimeGraph, *, training: bool = False) -> dict[str, list[int]]:
     """The orders that a user's session can have, by name: "default" and "priority"."""
     return {
-        "default": default_order(graph, rank=rank, training_build=training),
-        "priority": priority_order(graph, rank=rank),
+        "default": default_order(graph, training_build=training),
+        "priority": priority_order(graph),
     }
 
 
@@ -331,11 +327,6 @@ class Simulation:
     profile: list[int]
     spans: dict[int, tuple[int, int]]
     buffer_of: list[int]
-
-    @property
-    def peak_step(self) -> int:
-        """The first step at which the live bytes are largest."""
-        return self.profile.index(self.peak_bytes) if self.profile else 0
 
     def peak_of_blocks(self, graph: RuntimeGraph, least_bytes: int) -> int:
         """The peak with blocks below `least_bytes` left out: the system does not see these come and go."""
