@@ -15,21 +15,25 @@ from onnx import FunctionProto, ModelProto, NodeProto, defs, helper
 from onnx_sublinear.graph import GraphIndex, attribute, domain_of, subgraphs_of
 from onnx_sublinear.ops.tensor_types import to_proto
 from onnx_sublinear.ops.traits import is_expanded
-from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes
+from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes, runtime_types
 
 __all__ = ["expanded"]
 
 
-def expanded(index: GraphIndex, sizes: TensorSizes, *, training: bool) -> tuple[ModelProto, dict[str, TensorType]]:
-    """The model with function bodies in place of operators without a kernel, and the types of the new tensors.
+def expanded(
+    index: GraphIndex, sizes: TensorSizes, visible: Mapping[str, TensorType], *, training: bool
+) -> tuple[ModelProto, dict[str, TensorType], dict[str, TensorType]]:
+    """The model with function bodies in place of operators without a kernel.
 
     Args:
         index: the graph.
         sizes: its sizes (the bodies depend on types).
+        visible: what the runtime knows of its tensors.
         training: the training build's kernels.
 
     Returns:
-        The given model and no types where nothing is to expand.
+        The model, the types of the new tensors, and what the runtime knows of them; the given model and no types where
+        nothing is to expand.
     """
     wanted = [n for n in index.nodes if index.function_of(n) is None and is_expanded(n, index, training=training)]
     bodies: list[NodeProto] = []
@@ -47,13 +51,15 @@ def expanded(index: GraphIndex, sizes: TensorSizes, *, training: bool) -> tuple[
             bodies += nodes
             replaced.add(next(o for o in node.output if o))
     if not bodies:
-        return index.model, {}
+        return index.model, {}, {}
     model = ModelProto()
     model.CopyFrom(index.model)
     kept = [n for n in index.nodes if next(iter(o for o in n.output if o), "") not in replaced]
     del model.graph.node[:]
     model.graph.node.extend(kept + bodies)
-    return model, _types(bodies, index, sizes)
+    known_to_runtime = runtime_types(_bodies_alone(bodies, index, visible), propagates=not training)
+    made = {o for n in bodies for o in n.output if o}
+    return model, _types(bodies, index, sizes.bound), {n: t for n, t in known_to_runtime.items() if n in made}
 
 
 def _signature(node: NodeProto, types: Mapping[str, TensorType]) -> tuple[object, ...]:
@@ -96,7 +102,7 @@ def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -
             done.append(current)
             continue
         nodes = _instance(function, current, index)
-        known.update(_types(nodes, index, TensorSizes(known, known)))
+        known.update(_types(nodes, index, known))
         pending[:0] = nodes
     return done if done != [node] else []
 
@@ -151,12 +157,18 @@ def _instance(function: FunctionProto, node: NodeProto, index: GraphIndex) -> li
     return nodes
 
 
-def _types(nodes: list[NodeProto], index: GraphIndex, sizes: TensorSizes) -> dict[str, TensorType]:
+def _types(nodes: list[NodeProto], index: GraphIndex, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
     """Types of what `nodes` make."""
+    found = infer_sizes(_bodies_alone(nodes, index, types)).types
+    made = dict.fromkeys(o for n in nodes for o in n.output if o)
+    return {name: found[name] for name in made if name in found}
+
+
+def _bodies_alone(nodes: list[NodeProto], index: GraphIndex, types: Mapping[str, TensorType]) -> GraphIndex:
+    """A graph of `nodes` whose inputs have the given types."""
     made = {o for n in nodes for o in n.output if o}
     read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in made)
-    inputs = [helper.make_value_info(i, to_proto(sizes.bound[i])) for i in read if i in sizes.bound]
+    inputs = [helper.make_value_info(i, to_proto(types[i])) for i in read if i in types]
     model = helper.make_model(helper.make_graph(nodes, "bodies", inputs, []), opset_imports=index.model.opset_import)
     model.ir_version = index.model.ir_version
-    found = infer_sizes(GraphIndex(model)).types
-    return {name: found[name] for name in made if name in found}
+    return GraphIndex(model)

@@ -134,10 +134,10 @@ class TrainingGraph:
             return self.runtime
         training = self.needs_training_build
         graph = self
-        model, types = expanded(self.index, self.sizes, training=training)
+        model, types, known = expanded(self.index, self.sizes, self.visible, training=training)
         if model is not self.model:
             sizes = TensorSizes({**self.sizes.types, **types}, {**self.sizes.bound, **types}, dict(self.dims))
-            graph = self.with_model(model, sizes=sizes, visible={**self.visible, **types})
+            graph = self.with_model(model, sizes=sizes, visible={**self.visible, **known})
         order = default_order(graph.runtime, training_build=training)
         cast = with_casts(graph.index, graph.sizes.bound, order, training=training)
         return graph.runtime if cast is graph.model else self.with_model(cast).runtime

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
@@ -14,7 +15,7 @@ from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, LayoutNumbers, 
 from onnx_sublinear.sizes import TensorType, runtime_types
 from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["emit"]
+__all__ = ["Emitted", "emit"]
 
 _MIN_TAKES_INT64 = 12  # opset; before it, products of sizes with zeros serve as well
 
@@ -35,6 +36,12 @@ class _Emitter:
     def fresh(self, base: str) -> str:
         """A name that nothing in the model has."""
         return self.graph.index.fresh_name(base)
+
+    def tensor_of(self, name: str) -> str:
+        """What `name` is a view of, or itself."""
+        while name in self.viewed:
+            name = self.viewed[name]
+        return name
 
     def node(self, op_type: str, inputs: list[str], output: str) -> NodeProto:
         """An added node."""
@@ -59,7 +66,7 @@ class _Emitter:
         source = self.names[added.source]
         name = self.names[added.value] = self.fresh(f"{source}/{added.kind}")
         operands = [self.names[v] for v in added.operands]
-        if added.kind == "token":
+        if added.kind in ("token", "marker"):
             self.counts[name] = TensorType(TensorProto.INT64, ())
             yield self.node("Size", [source], name)
         elif added.kind == "dim":
@@ -71,7 +78,7 @@ class _Emitter:
             self.viewed[name] = source
             yield self.node("Reshape", [source, *operands], name)
         elif added.kind == "shape":
-            rank = len(self.graph.sizes.types[source].shape or ())
+            rank = len(self.graph.sizes.types[self.tensor_of(source)].shape or ())
             zeros = self.zeros_of(rank)
             self.counts[name] = TensorType(TensorProto.INT64, (rank,))
             if self.opset >= _MIN_TAKES_INT64:
@@ -79,7 +86,8 @@ class _Emitter:
             else:
                 yield from self.products(operands, zeros, name)
         else:
-            t = self.graph.sizes.types[source]
+            tensor = self.tensor_of(source)
+            t = self.graph.sizes.types[tensor]
             self.declared[name] = _with_own_dims(name, t) if self.private else t
             self.viewed[name] = source
             yield self.node("Reshape", [source, *operands], name)
@@ -111,23 +119,49 @@ def _with_own_dims(name: str, t: TensorType) -> TensorType:
     return TensorType(t.elem_type, tuple(f"{name}:{i}" for i in range(len(t.shape or ()))))
 
 
-def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[TrainingGraph, list[int | Added]]:
-    """The model of `layout`, and per node of it the node that it stands for or what was added.
+@dataclass(frozen=True)
+class Emitted:
+    """A written layout.
+
+    Attributes:
+        graph: the graph.
+        added: number of nodes that were added.
+    """
+
+    graph: TrainingGraph
+    added: int
+
+    @cached_property
+    def worst_bytes(self) -> int:
+        """The peak in the worst order."""
+        return max(run.peak_bytes for run in self.graph.simulations.values())
+
+
+def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes: int | None = None) -> Emitted:
+    """The model of `layout`.
 
     Every tensor whose type is known is declared, since the runtime takes no buffer over for a tensor of unknown
-    shape. With `private`, views are declared with symbols of their own for dims, and what is behind them with what
-    the runtime infers from these: then no dead buffer is held for a later tensor of the same shape
-    (allocation_planner.cc, SameShape compares symbols), while in-place kernels still match.
+    shape.
+
+    Args:
+        graph: the model without the layout's additions.
+        layout: what to write.
+        private: declare views with symbols of their own for dims, and what is behind them with what the runtime infers
+            from these.
+        own_from_bytes: declare tensors from this size on with symbols of their own wherever the runtime infers no
+            number; None: none. Then no dead buffer is held for a later tensor of the same shape, while in-place kernels
+            still match (allocation_planner.cc, SameShape compares symbols; where inference finds a symbol and another
+            one is declared, the declared one stays: onnx/defs/shape_inference.h, mergeInDimensionInfo).
     """
     emitter = _Emitter(graph, layout, private)
     nodes: list[NodeProto] = []
     rows: list[int | Added] = []
-    for row in layout.rows:
+    for n, row in enumerate(layout.rows):
         if isinstance(row, Added):
             made = list(emitter.nodes_of(row))
             nodes += made
             rows += [row] * len(made)
-        else:
+        elif n == 0 or layout.rows[n - 1] != row:  # else: the next kernel of a body
             nodes.append(emitter.original(row, layout.swaps.get(row, {})))
             rows.append(row)
     nodes = emitter.constants + nodes
@@ -137,15 +171,46 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> tuple[Traini
     model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
     index = GraphIndex(model)
     visible = {**graph.visible, **types, **emitter.counts}
-    if private and emitter.declared:
+    if private and (emitter.declared or own_from_bytes is not None):
         visible = runtime_types(index, propagates=True, private_dims=True)
+        if own_from_bytes is not None:
+            visible.update(_own_dims(layout, emitter, visible, own_from_bytes))
         types = {name: visible.get(name, t) for name, t in types.items()}
     if private:
         del model.graph.value_info[:]
         model.graph.value_info.extend(_value_info(graph, types))
-    sizes = graph.sizes.with_copies(emitter.viewed, emitter.counts)
-    runtime = _runtime(layout, emitter, visible) if len(rows) == len(layout.rows) + len(emitter.constants) else None
-    return graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime), rows
+    sizes = graph.sizes.with_copies({view: emitter.tensor_of(view) for view in emitter.viewed}, emitter.counts)
+    runtime = None
+    if graph.executed is graph.runtime and len(rows) == len(layout.rows) + len(emitter.constants):
+        runtime = _runtime(layout, emitter, visible)
+    written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime)
+    return Emitted(written, sum(isinstance(row, Added) for row in rows))
+
+
+def _own_dims(
+    layout: Layout, emitter: _Emitter, visible: Mapping[str, TensorType], least_bytes: int
+) -> dict[str, TensorType]:
+    """Types with symbols of their own in place of those that the runtime would carry on; in-place pairs share them."""
+    laid, names = layout.graph, emitter.names
+    own: dict[int, TensorType] = {}
+    for kernel in laid.kernels:
+        for v in kernel.writes:
+            t = visible.get(names[v])
+            if laid.is_output[v] or laid.sizes[v] < least_bytes or t is None or t.shape is None:
+                continue
+            source = next((a for a, b in kernel.inplace if b == v and laid.layouts[a] == laid.layouts[v]), -1)
+            known = own.get(source, visible.get(names[source]) if source >= 0 else None)
+            if known is not None and known.elem_type == t.elem_type and _numbers(known) == _numbers(t):
+                own[v] = known
+            else:
+                shape = [f"{names[v]}:{i}" if isinstance(d, str) else d for i, d in enumerate(t.shape)]
+                own[v] = TensorType(t.elem_type, tuple(shape))
+    return {names[v]: t for v, t in own.items()}
+
+
+def _numbers(t: TensorType) -> list[int | None]:
+    """The dims of `t` that are numbers, None for the others."""
+    return [d if isinstance(d, int) else None for d in t.shape or ()]
 
 
 def _runtime(layout: Layout, emitter: _Emitter, visible: Mapping[str, TensorType]) -> RuntimeGraph:

@@ -79,16 +79,18 @@ def _break(graph: RuntimeGraph, values: set[int], following: int) -> int:
     return following
 
 
-def breakable_promises(graph: RuntimeGraph, limit_bytes: int, hopeless: Collection[str], *, training: bool) -> set[int]:
+def breakable_promises(
+    graph: RuntimeGraph, limit_bytes: int, hopeless: Collection[str], *, least_bytes: int = 1
+) -> set[int]:
     """Values (by id) to make unmatchable so that every executed order stays within `limit_bytes`, as far as possible.
 
     Args:
         graph: the file; its layouts are changed.
         limit_bytes: the peak to reach.
         hopeless: names of values whose dims the runtime knows in any case.
-        training: the training build's orders.
+        least_bytes: promises of smaller buffers stay.
     """
-    orders = executed_orders(graph, training=training)
+    orders = executed_orders(graph)
     following = max(graph.layouts, default=0) + 1
     broken: set[int] = set()
     for _ in range(_ROUNDS):
@@ -99,7 +101,7 @@ def breakable_promises(graph: RuntimeGraph, limit_bytes: int, hopeless: Collecti
                 promises = [
                     p
                     for p in _promises(graph, order, run)
-                    if graph.names[p.value] not in hopeless and p.value not in broken
+                    if p.size_bytes >= least_bytes and graph.names[p.value] not in hopeless and p.value not in broken
                 ]
                 chosen |= _to_break(promises, run.profile, int(limit_bytes * _MARGIN))
         if not chosen:

@@ -36,7 +36,7 @@ def names(graph, values):
 def test_a_promise_over_the_peak_is_broken():
     graph = pyramid()
     assert peaks(graph) == {"default": 410, "priority": 410}
-    assert names(graph, breakable_promises(graph, 400, (), training=False)) == {"e"}
+    assert names(graph, breakable_promises(graph, 400, ())) == {"e"}
     assert peaks(graph) == {"default": 400, "priority": 400}
 
 
@@ -44,20 +44,20 @@ def test_a_promise_over_the_peak_is_broken():
 def test_nothing_is_broken_within_the_limit(limit):
     graph = pyramid()
     layouts = list(graph.layouts)
-    assert breakable_promises(graph, limit, (), training=False) == set()
+    assert breakable_promises(graph, limit, ()) == set()
     assert graph.layouts == layouts
 
 
 def test_hopeless_values_are_left_alone():
     graph = pyramid()
-    assert breakable_promises(graph, 400, {"e"}, training=False) == set()
+    assert breakable_promises(graph, 400, {"e"}) == set()
     assert peaks(graph)["default"] == 410
 
 
 def test_an_inplace_result_follows_the_broken_value():
     """c keeps running in e's buffer: both get the new layout."""
     graph = pyramid(inplace=True)
-    assert names(graph, breakable_promises(graph, 400, (), training=False)) == {"e"}
+    assert names(graph, breakable_promises(graph, 400, ())) == {"e"}
     assert graph.layouts[4] == graph.layouts[5] not in (1, 2, 3, 4)
     run = simulate(graph, range(6))
     assert run.buffer_of[5] == 4
@@ -70,10 +70,10 @@ def test_promises_that_do_not_lie_over_the_peak_stay():
     for name, layout, size in (("p", 5, 50), ("q", 6, 5), ("r", 7, 60), ("s", 5, 50)):
         graph.add_value(name, size, layout, output=name == "s")
     graph.kernels += [Kernel((5,), (6,)), Kernel((6,), (7,)), Kernel((7,), (8,)), Kernel((8,), (9,))]
-    assert names(graph, breakable_promises(graph, 400, (), training=False)) == {"e"}
+    assert names(graph, breakable_promises(graph, 400, ())) == {"e"}
 
 
 def test_a_limit_out_of_reach_ends():
     graph = pyramid()
-    assert names(graph, breakable_promises(graph, 1, (), training=False)) == {"e"}
+    assert names(graph, breakable_promises(graph, 1, ())) == {"e"}
     assert peaks(graph)["default"] == 400

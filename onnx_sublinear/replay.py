@@ -1,0 +1,176 @@
+"""Many orders of one file: what does not depend on the order is worked out once.
+
+`Replay` gives the live bytes of any order as `runtime_model.simulate(..., reuse=False)` does, in numpy; `DepthFirst`
+gives the default order for any choice of leaves that are searched first, `ByPriority` the order by priority for any
+choice of further dependencies.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, RuntimeGraph
+
+__all__ = ["ByPriority", "DepthFirst", "Replay"]
+
+IntArray = NDArray[np.int64]
+
+
+class Replay:
+    """Live bytes of a file under many orders, with no buffer held for a later tensor.
+
+    Views share their source's buffer. An in-place kernel takes over its input's buffer if it is the last to read it:
+    then that ends one step earlier, since both are of one size.
+
+    Args:
+        graph: the file.
+    """
+
+    def __init__(self, graph: RuntimeGraph) -> None:
+        count = len(graph.names)
+        root = list(range(count))
+        for kernel in graph.kernels:
+            for a, b in kernel.alias:
+                if not graph.is_output[b]:
+                    root[b] = root[a]
+        made_by = [-1] * count
+        readers: list[int] = []
+        read: list[int] = []
+        pairs: list[tuple[int, int]] = []  # (kernel, buffer that it may take over)
+        for k, kernel in enumerate(graph.kernels):
+            for v in kernel.writes:
+                made_by[v] = k
+            for v in {root[v] for v in kernel.reads}:
+                readers.append(k)
+                read.append(v)
+            taken: set[int] = set()
+            for a, b in kernel.inplace:
+                fits = graph.layouts[a] == graph.layouts[b] != UNKNOWN_LAYOUT and not graph.is_output[b]
+                once = sum(root[v] == root[a] for v in kernel.reads) == 1
+                if fits and once and root[a] not in taken and not (graph.external[root[a]] or graph.is_output[root[a]]):
+                    pairs.append((k, root[a]))
+                    taken.add(root[a])
+        owners = [v for v in range(count) if root[v] == v and made_by[v] >= 0]
+        place = {v: n for n, v in enumerate(owners)}
+        known = [n for n, v in enumerate(read) if v in place]
+        self._steps = len(graph.kernels)
+        self._made_by: IntArray = np.array([made_by[v] for v in owners], dtype=np.int64)
+        self._sizes: IntArray = np.array([graph.sizes[v] for v in owners], dtype=np.int64)
+        self._kept = np.array([graph.is_output[v] for v in owners], dtype=bool)
+        self._readers: IntArray = np.array([readers[n] for n in known], dtype=np.int64)
+        self._read: IntArray = np.array([place[read[n]] for n in known], dtype=np.int64)
+        pairs = [(k, place[v]) for k, v in pairs if v in place]
+        self._takers: IntArray = np.array([k for k, _ in pairs], dtype=np.int64)
+        self._taken: IntArray = np.array([v for _, v in pairs], dtype=np.int64)
+        self._workspaces: IntArray = np.array([k.workspace_bytes for k in graph.kernels], dtype=np.int64)
+        self._frame_bytes = graph.frame_bytes + graph.value_frame_bytes * count
+
+    def profile(self, order: Sequence[int]) -> IntArray:
+        """Live bytes at each step of `order` (all kernels of the file)."""
+        steps = self._steps
+        step_of = np.empty(steps, dtype=np.int64)
+        sequence = np.asarray(order, dtype=np.int64)
+        step_of[sequence] = np.arange(steps)
+        last = np.full(len(self._sizes), -1, dtype=np.int64)
+        np.maximum.at(last, self._read, step_of[self._readers])
+        end = np.where(self._kept | (last < 0), steps, last + 1)
+        if len(self._takers):
+            taken = self._taken[last[self._taken] == step_of[self._takers]]
+            end[taken] -= 1
+        delta = np.zeros(steps + 1, dtype=np.int64)
+        np.add.at(delta, step_of[self._made_by], self._sizes)
+        np.subtract.at(delta, end, self._sizes)
+        delta[0] += self._frame_bytes
+        profile: IntArray = np.cumsum(delta[:steps]) + self._workspaces[sequence]
+        return profile
+
+
+class DepthFirst:
+    """Default orders of one file: post-orders of a depth-first search from the leaves (`runtime_model.default_order`).
+
+    Args:
+        graph: the file.
+    """
+
+    def __init__(self, graph: RuntimeGraph) -> None:
+        count = len(graph.kernels)
+        late = [kernel.late for kernel in graph.kernels]
+        rank = [k + count * late[k] for k in range(count)]
+        self.edges = [sorted(set(e), key=rank.__getitem__) for e in graph.edges()]
+        is_leaf = bytearray(b"\1" * count)
+        for producers in self.edges:
+            for p in producers:
+                is_leaf[p] = 0
+        self.leaves = sorted((k for k in range(count) if is_leaf[k]), key=rank.__getitem__)
+
+    def order(self, first: Sequence[int] = ()) -> list[int]:
+        """The order if a leaf that reads it were put at the end of the file for each kernel in `first`, the first last.
+
+        Args:
+            first: kernels in the order in which they are to run.
+        """
+        edges = self.edges
+        stack = [*self.leaves, *reversed(first)]
+        entered = bytearray(len(edges))
+        order: list[int] = []
+        pop, push = stack.pop, stack.append
+        while stack:
+            k = pop()
+            if k < 0:
+                order.append(~k)
+            elif not entered[k]:
+                entered[k] = 1
+                push(~k)
+                for p in edges[k]:
+                    if not entered[p]:
+                        push(p)
+        return order
+
+
+class ByPriority:
+    """Orders by priority of one file (`runtime_model.priority_order`).
+
+    Args:
+        graph: the file.
+    """
+
+    def __init__(self, graph: RuntimeGraph) -> None:
+        count = len(graph.kernels)
+        self.waiting = [0] * count
+        self.consumers: list[list[int]] = [[] for _ in range(count)]
+        for k, producers in enumerate(graph.edges()):
+            for p in set(producers):
+                self.consumers[p].append(k)
+                self.waiting[k] += 1
+        kernels = graph.kernels
+        self.key = [k + count * kernels[k].late - 2 * count * kernels[k].first for k in range(count)]
+        self.kernel_at = {key: k for k, key in enumerate(self.key)}
+
+    def order(self, awaited: Mapping[int, int] | None = None) -> list[int]:
+        """The order if each kernel in `awaited` also read what the other one makes."""
+        key, kernel_at, consumers = self.key, self.kernel_at, self.consumers
+        waiting = list(self.waiting)
+        held: dict[int, list[int]] = {}
+        for k, p in (awaited or {}).items():
+            held.setdefault(p, []).append(k)
+            waiting[k] += 1
+        ready = [key[k] for k, n in enumerate(waiting) if n == 0]
+        heapq.heapify(ready)
+        pop, push = heapq.heappop, heapq.heappush
+        order: list[int] = []
+        while ready:
+            k = kernel_at[pop(ready)]
+            order.append(k)
+            for c in consumers[k]:
+                waiting[c] -= 1
+                if not waiting[c]:
+                    push(ready, key[c])
+            for c in held.get(k, ()):
+                waiting[c] -= 1
+                if not waiting[c]:
+                    push(ready, key[c])
+        return order

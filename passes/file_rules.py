@@ -1,0 +1,123 @@
+"""What additions may touch in a file, and how the runtime sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from onnx_sublinear.passes.barriers import Rules
+from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
+from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
+from onnx_sublinear.training_graph import TrainingGraph
+
+__all__ = ["SMALL_SHARE", "file_rules", "with_bodies"]
+
+SMALL_SHARE = 1 / 2000  # of the peak: a node that moves less may run at any time
+_SHAPE_HAS_RANGE = 15  # opset from which on Shape takes start and end
+# Element types that the kernels of both Size and Reshape take in every build and opset (no 8-bit or 4-bit floats,
+# bfloat16, complex numbers).
+_VIEWED_TYPES = frozenset(
+    (
+        *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.STRING),
+        *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    )
+)
+
+
+def with_bodies(graph: TrainingGraph) -> tuple[RuntimeGraph, dict[int, list[Kernel]]]:
+    """The file as the runtime sees it, and the kernels that it puts in place of some of its nodes."""
+    runtime, executed = graph.runtime, graph.executed
+    late = [k for k, kernel in enumerate(runtime.kernels) if kernel.late]
+    if executed is runtime or not late or graph.float16_in_float:  # casts are put around float16 kernels, too
+        return runtime, {}
+    joined = replace(
+        runtime,
+        names=list(runtime.names),
+        sizes=list(runtime.sizes),
+        shapes=list(runtime.shapes),
+        layouts=list(runtime.layouts),
+        external=list(runtime.external),
+        is_output=list(runtime.is_output),
+    )
+    ids = {name: v for v, name in enumerate(runtime.names)}
+    outside = set(ids)
+
+    def value(v: int) -> int:
+        name = executed.names[v]
+        if name not in ids:
+            ids[name] = joined.add_value(name, executed.sizes[v], UNKNOWN_LAYOUT, external=executed.external[v])
+        return ids[name]
+
+    def pairs(of: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((value(a), value(b)) for a, b in of)
+
+    first = len(runtime.kernels) - len(late)
+    made_by = {executed.names[v]: k for k in range(first, len(executed.kernels)) for v in executed.kernels[k].writes}
+    bodies: dict[int, list[Kernel]] = {}
+    for k in late:
+        found: set[int] = set()
+        pending = [runtime.names[v] for v in runtime.kernels[k].writes]
+        while pending:
+            name = pending.pop()
+            inner = made_by.get(name, -1)
+            if inner < 0 or inner in found:
+                continue
+            found.add(inner)
+            reads = (executed.names[v] for v in executed.kernels[inner].reads)
+            pending += [r for r in reads if r not in outside]
+        bodies[k] = [
+            replace(
+                executed.kernels[inner],
+                reads=tuple(map(value, executed.kernels[inner].reads)),
+                writes=tuple(map(value, executed.kernels[inner].writes)),
+                alias=pairs(executed.kernels[inner].alias),
+                inplace=pairs(executed.kernels[inner].inplace),
+                late=True,
+            )
+            for inner in sorted(found)
+        ]
+    return joined, {k: kernels for k, kernels in bodies.items() if kernels}
+
+
+def file_rules(
+    graph: TrainingGraph, runtime: RuntimeGraph, bodies: Mapping[int, Sequence[Kernel]], limit_bytes: int
+) -> Rules:
+    """The rules for a graph whose peak is to be `limit_bytes`."""
+    index, types = graph.index, graph.sizes.types
+    probes = graph.target == "cuda" and index.opset.get("", 1) >= _SHAPE_HAS_RANGE
+    viewed = _VIEWED_TYPES | {TensorProto.BFLOAT16} if probes else _VIEWED_TYPES  # Shape takes it, Size does not
+    left_alone = graph.untouchable
+    tensor = [name in types and types[name].elem_type in viewed and name not in left_alone for name in runtime.names]
+    shapes = [types[name].shape if t else None for t, name in zip(tensor, runtime.names, strict=True)]
+    rows = zip(tensor, [bool(shape) for shape in shapes], runtime.names, strict=True)
+    captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
+    small = int(limit_bytes * SMALL_SHARE)
+    moved = runtime.sizes
+    unknown = set(graph.sizes.unknown)
+    sized = [name not in unknown for name in runtime.names]
+
+    def is_small(kernel_values: Sequence[int]) -> bool:
+        return sum(moved[v] for v in kernel_values) <= small and all(sized[v] for v in kernel_values)
+
+    kernels = runtime.kernels
+    return Rules(
+        free_source=_free_source(graph, tensor),
+        probes=probes,
+        ranks=[-1 if shape is None else len(shape) for shape in shapes],
+        countable=[t and (shape or types[name].elem_type in _VIEWED_TYPES) for t, shape, name in rows],
+        slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
+        small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
+        small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
+        clone=[role_of(n) == ROLE_CLONE for n in index.nodes],
+        bodies=bodies,
+    )
+
+
+def _free_source(graph: TrainingGraph, countable: Sequence[bool]) -> int:
+    """A graph input that some node reads and that is no constant for the runtime (which would fold its Size)."""
+    index = graph.index
+    free = {name for name in index.inputs if name not in index.initializers or index.model.ir_version >= 4}
+    return next((v for v, name in enumerate(graph.runtime.names) if name in free and countable[v]), -1)

@@ -1,0 +1,149 @@
+"""Veils: views behind which the runtime does not know the dims, so that it holds no dead buffers for later tensors.
+
+With buffer reuse (the default), a buffer that is free is held for the next tensor that is known to have its size
+(`promises`). Where a dim is no number for the runtime, tensors can be declared with symbols of their own, which equal
+no other: that costs nothing. Where dims are numbers, these come from somewhere: from a graph input, from the constant
+shape of a Reshape. A veil of that, one node, makes everything behind it symbolic.
+
+Stock builds only: with the memory pattern, which the training build plans from static shapes, symbols cost more than
+they save there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnx_sublinear.passes.barriers import Layout, Rules, lay_out
+from onnx_sublinear.passes.emission import Emitted, emit
+from onnx_sublinear.passes.enforcement import Enforcement
+from onnx_sublinear.passes.file_rules import SMALL_SHARE
+from onnx_sublinear.passes.promises import breakable_promises
+from onnx_sublinear.sizes import TensorType
+from onnx_sublinear.training_graph import TrainingGraph
+
+__all__ = ["Veiling", "guards"]
+
+_ROUNDS = 10
+_NORMALIZATIONS = frozenset(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"))
+
+
+def guards(graph: TrainingGraph, rules: Rules) -> set[int]:
+    """Values whose veil keeps a fusion away that would lose outputs: Add + LayerNormalization with its statistics used.
+
+    skip_layer_norm_fusion.cc fuses the two where nothing else reads the sum, as after recomputation, and drops the
+    mean and the inverse deviation, although a gradient node reads them ("Missing Input" at run time, seen in 1.19).
+    """
+    index, runtime = graph.index, graph.runtime
+    found: set[int] = set()
+    for k, node in enumerate(index.nodes):
+        if node.op_type not in _NORMALIZATIONS or not any(o in index.readers for o in node.output[1:] if o):
+            continue
+        made_at = index.producer.get(node.input[0])
+        if made_at is not None and index.nodes[made_at].op_type == "Add":
+            value = runtime.kernels[k].reads[0]
+            if rules.ranks[value] >= 0:
+                found.add(value)
+    return found
+
+
+@dataclass(frozen=True)
+class Veiling:
+    """The search for veils.
+
+    Attributes:
+        graph: the model without additions.
+        search: what placed the other additions.
+    """
+
+    graph: TrainingGraph
+    search: Enforcement
+
+    def best(self, layout: Layout) -> Emitted:
+        """The written layout, with as few promises as it takes to keep to the limit."""
+        private = not self.search.training
+        best = self._emit(layout, own=False)
+        return self._veiled(layout, best) if private and best.worst_bytes > self.search.limit_bytes else best
+
+    def _emit(self, layout: Layout, *, own: bool) -> Emitted:
+        least = int(self.search.limit_bytes * SMALL_SHARE) if own else None
+        return emit(self.graph, layout, private=not self.search.training, own_from_bytes=least)
+
+    def _veiled(self, layout: Layout, best: Emitted) -> Emitted:
+        """Breaks promises: dims of their own wherever the runtime infers none, then veils where it does."""
+        hopeless: set[str] = set()
+        limit = self.search.limit_bytes
+        for _ in range(_ROUNDS):
+            current = self._emit(layout, own=True)
+            if current.worst_bytes < best.worst_bytes:
+                best = current
+            if best.worst_bytes <= limit:
+                break
+            runtime = current.graph.executed
+            draft = replace(runtime, layouts=list(runtime.layouts))
+            broken = breakable_promises(draft, limit, hopeless, least_bytes=int(limit * SMALL_SHARE))
+            veils: set[int] = set()
+            for v in sorted(broken):
+                origins = self._origins(runtime.names[v], current.graph.visible, layout)
+                veils |= origins
+                if not origins:
+                    hopeless.add(runtime.names[v])
+            if not veils and not broken:
+                break
+            placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
+            layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
+        return best
+
+    def _origins(self, name: str, visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
+        """Values whose known dims make those of `name` known: behind veils of all of them the runtime knows these not.
+
+        The way back goes over known dims: to all equally shaped inputs of an elementwise operator, to the largest input
+        of another; where it reads none that is known, to its shape (a constant).
+        """
+        runtime, kernels, ranks = self.graph.runtime, self.graph.runtime.kernels, self.rules.ranks
+        veiled = set(layout.placement.veils)
+        found: set[int] = set()
+        seen: set[int] = set()
+
+        def is_known(v: int) -> bool:
+            t = visible.get(runtime.names[v])
+            return t is not None and t.shape is not None and all(isinstance(d, int) for d in t.shape)
+
+        pending = [self._ids[name]] if name in self._ids else []
+        while pending:
+            v = pending.pop()
+            if v in seen or not is_known(v):
+                continue
+            seen.add(v)
+            k = self._made_by[v]
+            swaps = layout.swaps.get(k, {})
+            reads = [r for r in dict.fromkeys(self.rules.slots[k] if k >= 0 else ()) if is_known(r) and r not in swaps]
+            if k >= 0 and kernels[k].broadcast:
+                reads = [r for r in reads if runtime.shapes[r] == runtime.shapes[v]]
+            elif reads:
+                reads = [max(reads, key=self._size_of)]
+            if reads:
+                pending += reads
+            elif name != runtime.names[v] and ranks[v] > 0 and v not in veiled:
+                found.add(v)
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        """Values by name."""
+        return {name: v for v, name in enumerate(self.graph.runtime.names)}
+
+    def _size_of(self, v: int) -> int:
+        """Bytes of a value, external or not."""
+        return self.graph.sizes.bytes_of(self.graph.runtime.names[v]) or 0
+
+    @cached_property
+    def _made_by(self) -> list[int]:
+        """Per value its kernel."""
+        return self.graph.runtime.producers()
+
+    @property
+    def rules(self) -> Rules:
+        """What additions may touch."""
+        return self.search.rules
