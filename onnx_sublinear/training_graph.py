@@ -51,6 +51,7 @@ class TrainingGraph:
         sizes: TensorSizes | None = None,
         visible: Mapping[str, TensorType] | None = None,
         runtime: RuntimeGraph | None = None,
+        executed: RuntimeGraph | None = None,
         same_nodes: bool = False,
     ) -> TrainingGraph:
         """The same view of another model.
@@ -60,11 +61,13 @@ class TrainingGraph:
             index: the index of a model with the same nodes, where the caller has one.
             sizes: its sizes, where the caller knows them.
             visible: what the runtime sees of it, where the caller knows that.
-            runtime: what the runtime makes of it, where the caller knows that.
+            runtime: the file as the runtime sees it, where the caller knows that.
+            executed: the file as the runtime runs it, where the caller knows that.
             same_nodes: whether its nodes and types are the same, so that every fact worked out so far holds.
         """
         other = replace(self, model=model)
         known: dict[str, object] = {"index": index, "sizes": sizes, "visible": visible, "runtime": runtime}
+        known["executed"] = executed
         if same_nodes:
             known = {name: self.__dict__.get(name) for name in _FACTS}
         other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)

@@ -180,10 +180,12 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes:
         del model.graph.value_info[:]
         model.graph.value_info.extend(_value_info(graph, types))
     sizes = graph.sizes.with_copies({view: emitter.tensor_of(view) for view in emitter.viewed}, emitter.counts)
-    runtime = None
-    if graph.executed is graph.runtime and len(rows) == len(layout.rows) + len(emitter.constants):
-        runtime = _runtime(layout, emitter, visible)
-    written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime)
+    runtime = executed = None
+    if len(rows) == len(layout.rows) + len(emitter.constants):
+        runtime = _runtime(layout, emitter, visible) if graph.executed is graph.runtime else None
+    elif own_from_bytes is not None and not graph.float16_in_float:  # what is in a body is not known to the runtime
+        executed = _runtime(layout, emitter, visible)
+    written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime, executed=executed)
     return Emitted(written, sum(isinstance(row, Added) for row in rows))
 
 

@@ -26,9 +26,10 @@ __all__ = ["Enforcement"]
 _T = TypeVar("_T")
 
 _ROUNDS = 30
-_TARGETED_ROUNDS = 3
+_SHARES = 1 / 50, 1 / 200, 0  # of the limit: what moves less is looked at later
+_ROUNDS_A_SHARE = 4
 _MOST_MARKS = 4  # at a time and place
-_TRIALS, _WORK = 500, 2_500_000  # how often additions are taken away at most, and nodes to replay for that
+_TRIALS, _WORK = 2000, 3_000_000  # how often additions are taken away at most, and nodes to replay for that
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class _Holds:
         graph = layout.graph
         self.replay, self.by_priority = Replay(graph), ByPriority(graph)
         self.made_by = graph.producers()
-        self.late = [k for k, kernel in enumerate(graph.kernels) if kernel.late]
+        self.late = [
+            k for k, kernel in enumerate(graph.kernels) if kernel.late and any(map(self.countable, kernel.writes))
+        ]
         self.kernel_of: dict[int, int] = {}
         for k, row in enumerate(layout.rows):
             if isinstance(row, int):
@@ -142,23 +145,27 @@ class _Holds:
         kernels, rules, rows, late = self.layout.graph.kernels, self.rules, self.layout.rows, self.late
         held = self.layout.placement.holds
         ran = bytearray(len(kernels))
-        follows = bytearray(len(kernels))
+        behind = [-1] * len(kernels)  # the last late kernel that it runs behind, by what is found so far
         found: dict[int, int] = {}
         for k in order[: until + 1]:
             ran[k] = 1
+            behind[k] = max((behind[self.made_by[v]] for v in kernels[k].reads if self.made_by[v] >= 0), default=-1)
             row = rows[k]
-            follows[k] = any(self.made_by[v] >= 0 and follows[self.made_by[v]] for v in kernels[k].reads)
-            if not isinstance(row, int) or follows[k] or rules.small_output[row] or kernels[k].late or row in held:
+            if not isinstance(row, int) or rules.small_output[row] or kernels[k].late or row in held:
                 continue
             before = bisect_left(late, k) - 1
             while before >= 0 and ran[late[before]]:
                 before -= 1
-            made = kernels[late[before]].writes if before >= 0 else ()
-            awaited = next((v for v in made if v < len(rules.countable) and rules.countable[v]), -1)
-            if awaited >= 0 and any(rules.ranks[v] >= 0 for v in rules.slots[row]):
-                found[row] = awaited
-                follows[k] = 1
+            if before < 0 or late[before] <= behind[k]:
+                continue
+            if any(rules.ranks[v] >= 0 for v in rules.slots[row]):
+                found[row] = next(v for v in kernels[late[before]].writes if self.countable(v))
+                behind[k] = late[before]
         return found
+
+    def countable(self, v: int) -> bool:
+        """Whether a token can be taken of a value."""
+        return v < len(self.rules.countable) and self.rules.countable[v]
 
     def fewer(self, holds: dict[int, int], allowed_bytes: int) -> dict[int, int]:
         """Those without which the peak would pass `allowed_bytes`."""
@@ -188,8 +195,10 @@ class _Markers:
         for k, row in enumerate(layout.rows):
             if isinstance(row, int):
                 self.kernel_of[row] = k  # of a body, the last
-        can = [any(self.rules.countable[v] for v in kernel.writes) for kernel in search.graph.kernels]
+        base = search.graph
+        can = [any(self.rules.countable[v] for v in kernel.writes) for kernel in base.kernels]
         self.weighty = [k for k in search.schedule if not self.rules.small_all[k] and can[k]]
+        self.moved = [sum(base.sizes[v] for v in {*kernel.reads, *kernel.writes}) for kernel in base.kernels]
 
     def order(self, markers: Collection[int]) -> list[int]:
         """The default order with these markers."""
@@ -198,21 +207,24 @@ class _Markers:
     def found(self) -> frozenset[int]:
         """Few markers with which the default order keeps to the limit, as far as any do."""
         markers = self.leaves()
-        best, best_peak = markers, None
-        for round_number in range(_ROUNDS):
-            order = self.order(markers)
-            profile = self.replay.profile(order)
-            peak = int(profile.max(initial=0))
-            if best_peak is None or peak < best_peak:
-                best, best_peak = markers, peak
-            if peak <= self.limit:
-                break
-            over = (profile > self.limit).nonzero()[0].tolist()
-            added = self.left_behind(order, over, all_over=round_number >= _TARGETED_ROUNDS) - markers
-            if not added:
-                break
-            markers |= added
-        return self.fewer(best, max(best_peak or 0, self.limit))
+        best, best_peak = markers, -1
+        for everywhere in (False, True):
+            for share in _SHARES:
+                heavy = [k for k in self.weighty if self.moved[k] >= self.limit * share]
+                for _ in range(_ROUNDS_A_SHARE):
+                    order = self.order(markers)
+                    profile = self.replay.profile(order)
+                    peak = int(profile.max(initial=0))
+                    if best_peak < 0 or peak < best_peak:
+                        best, best_peak = markers, peak
+                    if peak <= self.limit:
+                        return self.fewer(best, self.limit)
+                    over = (profile > self.limit).nonzero()[0].tolist()
+                    added = self.left_behind(heavy, order, over, everywhere=everywhere) - markers
+                    if not added:
+                        break
+                    markers |= added
+        return self.fewer(best, max(best_peak, self.limit))
 
     def leaves(self) -> frozenset[int]:
         """Kernels of the gradient section that nothing reads from: the weight gradients."""
@@ -220,23 +232,25 @@ class _Markers:
         writes = self.search.graph.kernels
         return frozenset(k for k in self.weighty if not self.search.forward[k] and read.isdisjoint(writes[k].writes))
 
-    def left_behind(self, order: Sequence[int], over: Sequence[int], *, all_over: bool) -> frozenset[int]:
-        """What the schedule runs just before what ran too early.
+    def left_behind(
+        self, heavy: Sequence[int], order: Sequence[int], over: Sequence[int], *, everywhere: bool
+    ) -> frozenset[int]:
+        """Of the `heavy` kernels, those that the schedule runs just before what ran too early.
 
         At the first of each row of steps over the limit: the earliest kernels (in the schedule) that ran although one
-        before them has not run yet; and of those that have not, the last one before each. With `all_over`, whatever
+        before them has not run yet; and of those that have not, the last one before each. With `everywhere`, whatever
         runs after what the schedule has next.
         """
         step_of = [0] * len(order)
         for step, k in enumerate(order):
             step_of[k] = step
-        steps = [step_of[self.kernel_of[k]] for k in self.weighty]
+        steps = [step_of[self.kernel_of[k]] for k in heavy]
         found: set[int] = set()
-        if all_over:
+        if everywhere:
             last = over[-1]
             for n in range(len(steps) - 1):
                 if steps[n] > steps[n + 1] <= last:
-                    found.add(self.weighty[n])
+                    found.add(heavy[n])
             return frozenset(found)
         for n, step in enumerate(over):
             if n and over[n - 1] == step - 1:
@@ -244,7 +258,7 @@ class _Markers:
             marks = 0
             for at in range(len(steps) - 1):
                 if steps[at] > step >= steps[at + 1]:
-                    found.add(self.weighty[at])
+                    found.add(heavy[at])
                     marks += 1
                     if marks == _MOST_MARKS:
                         break

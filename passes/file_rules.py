@@ -15,6 +15,8 @@ from onnx_sublinear.training_graph import TrainingGraph
 __all__ = ["SMALL_SHARE", "file_rules", "with_bodies"]
 
 SMALL_SHARE = 1 / 2000  # of the peak: a node that moves less may run at any time
+_ALL_SMALL_SHARE = 1 / 50  # of the peak: what all such values have together at most
+_LEAST_BYTES = 256
 _SHAPE_HAS_RANGE = 15  # opset from which on Shape takes start and end
 # Element types that the kernels of both Size and Reshape take in every build and opset (no 8-bit or 4-bit floats,
 # bfloat16, complex numbers).
@@ -94,7 +96,7 @@ def file_rules(
     shapes = [types[name].shape if t else None for t, name in zip(tensor, runtime.names, strict=True)]
     rows = zip(tensor, [bool(shape) for shape in shapes], runtime.names, strict=True)
     captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
-    small = int(limit_bytes * SMALL_SHARE)
+    small = _small_bytes(runtime.sizes, limit_bytes)
     moved = runtime.sizes
     unknown = set(graph.sizes.unknown)
     sized = [name not in unknown for name in runtime.names]
@@ -121,3 +123,14 @@ def _free_source(graph: TrainingGraph, countable: Sequence[bool]) -> int:
     index = graph.index
     free = {name for name in index.inputs if name not in index.initializers or index.model.ir_version >= 4}
     return next((v for v, name in enumerate(graph.runtime.names) if name in free and countable[v]), -1)
+
+
+def _small_bytes(sizes: Sequence[int], limit_bytes: int) -> int:
+    """The size up to which values may be made at any time: one is next to nothing, and all of them are little."""
+    small, total = _LEAST_BYTES, 0
+    for size in sorted(filter(None, sizes)):
+        total += size
+        if total > limit_bytes * _ALL_SMALL_SHARE:
+            break
+        small = max(small, size)
+    return min(small, int(limit_bytes * SMALL_SHARE))

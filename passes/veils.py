@@ -20,6 +20,7 @@ from onnx_sublinear.passes.emission import Emitted, emit
 from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import SMALL_SHARE
 from onnx_sublinear.passes.promises import breakable_promises
+from onnx_sublinear.runtime_model import executed_orders, simulate
 from onnx_sublinear.sizes import TensorType
 from onnx_sublinear.training_graph import TrainingGraph
 
@@ -63,19 +64,29 @@ class Veiling:
     def best(self, layout: Layout) -> Emitted:
         """The written layout, with as few promises as it takes to keep to the limit."""
         private = not self.search.training
-        best = self._emit(layout, own=False)
-        return self._veiled(layout, best) if private and best.worst_bytes > self.search.limit_bytes else best
+        if private and self._promised_bytes(layout) > self.search.limit_bytes:
+            return self._veiled(layout)
+        plain = self._emit(layout, own=False)
+        if not private or plain.worst_bytes <= self.search.limit_bytes:
+            return plain
+        return min(plain, self._veiled(layout), key=lambda emitted: emitted.worst_bytes)
+
+    def _promised_bytes(self, layout: Layout) -> int:
+        """The peak if the runtime knew all dims that we know."""
+        orders = executed_orders(layout.graph, training=self.search.training)
+        return max(simulate(layout.graph, order).peak_bytes for order in orders.values())
 
     def _emit(self, layout: Layout, *, own: bool) -> Emitted:
         least = int(self.search.limit_bytes * SMALL_SHARE) if own else None
         return emit(self.graph, layout, private=not self.search.training, own_from_bytes=least)
 
-    def _veiled(self, layout: Layout, best: Emitted) -> Emitted:
+    def _veiled(self, layout: Layout) -> Emitted:
         """Breaks promises: dims of their own wherever the runtime infers none, then veils where it does."""
+        tried: set[str] = set()
         hopeless: set[str] = set()
         limit = self.search.limit_bytes
+        best = current = self._emit(layout, own=True)
         for _ in range(_ROUNDS):
-            current = self._emit(layout, own=True)
             if current.worst_bytes < best.worst_bytes:
                 best = current
             if best.worst_bytes <= limit:
@@ -83,49 +94,50 @@ class Veiling:
             runtime = current.graph.executed
             draft = replace(runtime, layouts=list(runtime.layouts))
             broken = breakable_promises(draft, limit, hopeless, least_bytes=int(limit * SMALL_SHARE))
-            veils: set[int] = set()
-            for v in sorted(broken):
-                origins = self._origins(runtime.names[v], current.graph.visible, layout)
-                veils |= origins
-                if not origins:
-                    hopeless.add(runtime.names[v])
+            names = [runtime.names[v] for v in sorted(broken)]
+            hopeless.update(name for name in names if name in tried)
+            tried.update(names)
+            veils = self._origins(names, current.graph.visible, layout)
             if not veils and not broken:
                 break
             placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
             layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
-        return best
+            current = self._emit(layout, own=True)
+        return min(best, current, key=lambda emitted: emitted.worst_bytes)
 
-    def _origins(self, name: str, visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
-        """Values whose known dims make those of `name` known: behind veils of all of them the runtime knows these not.
+    def _origins(self, names: Sequence[str], visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
+        """Values whose known dims make those of `names` known: behind veils of them all the runtime does not know these.
 
         The way back goes over known dims: to all equally shaped inputs of an elementwise operator, to the largest input
         of another; where it reads none that is known, to its shape (a constant).
         """
-        runtime, kernels, ranks = self.graph.runtime, self.graph.runtime.kernels, self.rules.ranks
-        veiled = set(layout.placement.veils)
+        runtime, kernels, ranks, slots = (
+            self.graph.runtime,
+            self.graph.runtime.kernels,
+            self.rules.ranks,
+            self.rules.slots,
+        )
+        veiled, made_by = layout.placement.veils, self._made_by
+        known = [_is_known(visible.get(name)) for name in runtime.names]
+        targets = {self._ids[name] for name in names if name in self._ids}
         found: set[int] = set()
         seen: set[int] = set()
-
-        def is_known(v: int) -> bool:
-            t = visible.get(runtime.names[v])
-            return t is not None and t.shape is not None and all(isinstance(d, int) for d in t.shape)
-
-        pending = [self._ids[name]] if name in self._ids else []
+        pending = list(targets)
         while pending:
             v = pending.pop()
-            if v in seen or not is_known(v):
+            if v in seen or not known[v]:
                 continue
             seen.add(v)
-            k = self._made_by[v]
+            k = made_by[v]
             swaps = layout.swaps.get(k, {})
-            reads = [r for r in dict.fromkeys(self.rules.slots[k] if k >= 0 else ()) if is_known(r) and r not in swaps]
+            reads = [r for r in dict.fromkeys(slots[k] if k >= 0 else ()) if known[r] and r not in swaps]
             if k >= 0 and kernels[k].broadcast:
                 reads = [r for r in reads if runtime.shapes[r] == runtime.shapes[v]]
-            elif reads:
+            elif len(reads) > 1:
                 reads = [max(reads, key=self._size_of)]
             if reads:
                 pending += reads
-            elif name != runtime.names[v] and ranks[v] > 0 and v not in veiled:
+            elif v not in targets and ranks[v] > 0 and v not in veiled:
                 found.add(v)
         return found
 
@@ -147,3 +159,8 @@ class Veiling:
     def rules(self) -> Rules:
         """What additions may touch."""
         return self.search.rules
+
+
+def _is_known(t: TensorType | None) -> bool:
+    """Whether the runtime knows every dim as a number."""
+    return t is not None and t.shape is not None and all(isinstance(d, int) for d in t.shape)
