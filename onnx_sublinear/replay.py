@@ -8,7 +8,7 @@ choice of further dependencies.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,10 @@ class Replay:
 
     Args:
         graph: the file.
+        drained: values that nothing reads and that are released all the same, right behind what makes them.
     """
 
-    def __init__(self, graph: RuntimeGraph) -> None:
+    def __init__(self, graph: RuntimeGraph, drained: Collection[int] = ()) -> None:
         count = len(graph.names)
         root = list(range(count))
         for kernel in graph.kernels:
@@ -44,7 +45,7 @@ class Replay:
         for k, kernel in enumerate(graph.kernels):
             for v in kernel.writes:
                 made_by[v] = k
-            for v in {root[v] for v in kernel.reads}:
+            for v in {root[v] for v in (*kernel.reads, *(w for w in kernel.writes if w in drained))}:
                 readers.append(k)
                 read.append(v)
             taken: set[int] = set()

@@ -13,7 +13,8 @@
 - A recompute **clone** must differ from its original (the runtime merges equal nodes): one of its inputs is a view in
   any case, keyed on a graph input where it is not held.
 - A **marker** is a Size that nothing reads. The default order searches depth-first from the last leaf of the file to
-  the first: markers at the end of the file, in reverse schedule order, make what they read run in its turn.
+  the first: markers at the end of the file, in reverse schedule order, make what they read run in its turn. A result
+  that nothing reads, which the runtime keeps to the end of the run, is released behind its marker (a **drain**).
 - A **veil** is a view that all readers of a value read: behind it the runtime does not know the dims, so it holds no
   dead buffer for what is made from it.
 
@@ -48,6 +49,7 @@ class Rules:
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
         clone: per kernel whether it is a recompute clone.
+        small_bytes: what is next to nothing.
         bodies: kernel -> the kernels that the runtime puts in its place.
         probes: whether tokens are taken by Shape of a probe instead of Size.
         free_source: a tensor among the graph inputs that is no constant, or -1.
@@ -59,6 +61,7 @@ class Rules:
     small_output: Sequence[bool]
     small_all: Sequence[bool]
     clone: Sequence[bool]
+    small_bytes: int = 0
     bodies: Mapping[int, Sequence[Kernel]] = field(default_factory=dict)
     probes: bool = False
     free_source: int = -1
@@ -71,11 +74,13 @@ class Placement:
     Attributes:
         holds: kernel -> the value that it waits for.
         markers: kernels that the default order runs in their turn.
+        drains: values that nothing reads and that are not to be kept.
         veils: values that all their readers read through a view.
     """
 
     holds: Mapping[int, int] = field(default_factory=dict)
     markers: Collection[int] = frozenset()
+    drains: Collection[int] = frozenset()
     veils: Collection[int] = frozenset()
 
 
@@ -233,10 +238,13 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
         veils.before(k)
         builder.keep(k)
         veils.after(k)
-    for k in reversed([k for k in schedule if k in placement.markers]):
-        value = next((v for v in graph.kernels[k].writes if rules.countable[v]), -1)
-        if value >= 0:
-            builder.add("marker", value)
+    marked: list[int] = []
+    for k in schedule:
+        writes = graph.kernels[k].writes
+        drained = [v for v in writes if v in placement.drains]
+        marked += drained or ([v for v in writes if rules.countable[v]][:1] if k in placement.markers else [])
+    for v in reversed(marked):
+        builder.add("marker", v)
     return builder.layout
 
 

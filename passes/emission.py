@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.passes.barriers import Added, Layout
@@ -169,14 +169,17 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes:
     types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
     types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
     model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
-    index = GraphIndex(model)
-    visible = {**graph.visible, **types, **emitter.counts}
-    if private and (emitter.declared or own_from_bytes is not None):
+    if own_from_bytes is not None:
+        index, visible = _undeclared(graph, emitter, model)
+        visible.update(_own_dims(layout, emitter, visible, own_from_bytes))
+    elif private and emitter.declared:
+        index = GraphIndex(model)
         visible = runtime_types(index, propagates=True, private_dims=True)
-        if own_from_bytes is not None:
-            visible.update(_own_dims(layout, emitter, visible, own_from_bytes))
-        types = {name: visible.get(name, t) for name, t in types.items()}
+    else:
+        index = GraphIndex(model)
+        visible = {**graph.visible, **types, **emitter.counts}
     if private:
+        types = {name: visible.get(name, t) for name, t in types.items()}
         del model.graph.value_info[:]
         model.graph.value_info.extend(_value_info(graph, types))
     sizes = graph.sizes.with_copies({view: emitter.tensor_of(view) for view in emitter.viewed}, emitter.counts)
@@ -187,6 +190,27 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes:
         executed = _runtime(layout, emitter, visible)
     written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime, executed=executed)
     return Emitted(written, sum(isinstance(row, Added) for row in rows))
+
+
+def _undeclared(graph: TrainingGraph, emitter: _Emitter, model: ModelProto) -> tuple[GraphIndex, dict[str, TensorType]]:
+    """What the runtime would know of the written model if nothing but its views were declared.
+
+    Outputs of operators without shape inference, of which it would know nothing, count as declared with symbols.
+    """
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(_declarations(emitter.declared))
+    index = GraphIndex(model)
+    visible = runtime_types(index, propagates=True, private_dims=True)
+    lost: dict[str, TensorType] = {}
+    for name, t in graph.sizes.types.items():
+        inferred = visible.get(name)
+        if name in index.producer and t.shape is not None and (inferred is None or inferred.shape is None):
+            lost[name] = _with_own_dims(name, t)
+    if lost:
+        model.graph.value_info.extend(_declarations(lost))
+        index = GraphIndex(model)
+        visible = runtime_types(index, propagates=True, private_dims=True)
+    return index, visible
 
 
 def _own_dims(
@@ -245,5 +269,8 @@ def _value_info(graph: TrainingGraph, types: Mapping[str, TensorType]) -> list[V
         if t is not None:
             info.type.CopyFrom(helper.make_tensor_type_proto(t.elem_type, list(t.shape or ())))
         infos.append(info)
-    infos += [helper.make_tensor_value_info(name, t.elem_type, list(t.shape or ())) for name, t in known.items()]
-    return infos
+    return infos + _declarations(known)
+
+
+def _declarations(types: Mapping[str, TensorType]) -> list[ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, t.elem_type, list(t.shape or ())) for name, t in types.items()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from onnx_sublinear.passes.barriers import Layout, Placement, Rules, lay_out
@@ -57,17 +58,46 @@ class Enforcement:
     def run(self, veils: Collection[int] = ()) -> Layout | None:
         """The layout of the additions found; None where nodes whose order matters cannot be kept to it."""
         clones = clone_holds(self.graph, self.schedule, self.forward, self.rules)
-        placement = Placement(clones, veils=frozenset(veils))
-        layout = self._lay_out(replace(placement, holds={**clones, **_Holds(self, self._lay_out(placement)).found()}))
+        placement = Placement(clones, drains=self.unread, veils=frozenset(veils))
+        bare = self._lay_out(replace(placement, drains=frozenset()))
+        layout = self._lay_out(replace(placement, holds={**clones, **_Holds(self, bare).found()}))
         layout = self._marked(layout)
         return self._sorted(layout) if self.fixed else layout
+
+    @cached_property
+    def made_by(self) -> list[int]:
+        """Per value its kernel."""
+        return self.graph.producers()
+
+    @cached_property
+    def unread(self) -> frozenset[int]:
+        """Values that nothing reads, more than next to nothing: without a marker they are kept to the end."""
+        graph, rules = self.graph, self.rules
+        read = {v for kernel in graph.kernels for v in kernel.reads}
+        return frozenset(
+            v
+            for k, kernel in enumerate(graph.kernels)
+            if not rules.small_output[k]
+            for v in kernel.writes
+            if v not in read and not graph.is_output[v] and rules.countable[v] and graph.sizes[v] > rules.small_bytes
+        )
 
     def _lay_out(self, placement: Placement) -> Layout:
         return lay_out(self.graph, self.schedule, placement, self.rules)
 
     def _marked(self, layout: Layout) -> Layout:
         """The layout with the markers that its default order needs."""
-        return self._lay_out(replace(layout.placement, markers=_Markers(self, layout).found()))
+        bare = self._lay_out(replace(layout.placement, markers=frozenset(), drains=frozenset()))
+        drains = self.unread
+        markers = _Markers(self, bare, drains).found()
+        if drains:  # what nothing reads may well stay where it does not stand in the way
+            kept = _Markers(self, bare, frozenset())
+            if max(kept.peak_bytes(markers), self._peak_by_priority(bare)) <= self.limit_bytes:
+                drains = frozenset()
+        return self._lay_out(replace(layout.placement, markers=markers, drains=drains))
+
+    def _peak_by_priority(self, layout: Layout) -> int:
+        return int(Replay(layout.graph).profile(ByPriority(layout.graph).order()).max(initial=0))
 
     def _sorted(self, layout: Layout) -> Layout | None:
         """The layout with holds that keep the fixed kernels in order; None where there are none that do."""
@@ -103,7 +133,7 @@ class _Holds:
     def __init__(self, search: Enforcement, layout: Layout) -> None:
         self.limit, self.rules, self.layout = search.limit_bytes, search.rules, layout
         graph = layout.graph
-        self.replay, self.by_priority = Replay(graph), ByPriority(graph)
+        self.replay, self.by_priority = Replay(graph, search.unread), ByPriority(graph)
         self.made_by = graph.producers()
         self.late = [
             k for k, kernel in enumerate(graph.kernels) if kernel.late and any(map(self.countable, kernel.writes))
@@ -186,11 +216,12 @@ class _Holds:
 class _Markers:
     """The markers for one layout: those that are there are replaced."""
 
-    def __init__(self, search: Enforcement, layout: Layout) -> None:
+    def __init__(self, search: Enforcement, layout: Layout, drains: Collection[int]) -> None:
         self.limit, self.rules, self.schedule = search.limit_bytes, search.rules, search.schedule
         self.search, self.layout = search, layout
         graph = layout.graph
-        self.replay, self.depth_first = Replay(graph), DepthFirst(graph)
+        self.replay, self.depth_first = Replay(graph, drains), DepthFirst(graph)
+        self.drained = frozenset(search.made_by[v] for v in drains)
         self.kernel_of: dict[int, int] = {}
         for k, row in enumerate(layout.rows):
             if isinstance(row, int):
@@ -202,7 +233,11 @@ class _Markers:
 
     def order(self, markers: Collection[int]) -> list[int]:
         """The default order with these markers."""
-        return self.depth_first.order(sorted(self.kernel_of[k] for k in markers))
+        return self.depth_first.order(sorted(self.kernel_of[k] for k in self.drained.union(markers)))
+
+    def peak_bytes(self, markers: Collection[int]) -> int:
+        """The peak of the default order with these markers."""
+        return int(self.replay.profile(self.order(markers)).max(initial=0))
 
     def found(self) -> frozenset[int]:
         """Few markers with which the default order keeps to the limit, as far as any do."""
@@ -271,7 +306,7 @@ class _Markers:
         def without(group: Sequence[int]) -> bool:
             nonlocal best
             fewer = best.difference(group)
-            if int(self.replay.profile(self.order(fewer)).max(initial=0)) > allowed_bytes:
+            if self.peak_bytes(fewer) > allowed_bytes:
                 return False
             best = fewer
             return True

@@ -114,6 +114,7 @@ def file_rules(
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
         clone=[role_of(n) == ROLE_CLONE for n in index.nodes],
+        small_bytes=small,
         bodies=bodies,
     )
 

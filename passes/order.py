@@ -21,13 +21,15 @@ from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import file_rules, with_bodies
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
 from onnx_sublinear.passes.veils import Veiling, guards
-from onnx_sublinear.runtime_model import simulate
-from onnx_sublinear.scheduling import base_orders, fixed_nodes, hoist
+from onnx_sublinear.replay import Replay
+from onnx_sublinear.runtime_model import executed_orders
+from onnx_sublinear.schedule_search import improved
+from onnx_sublinear.scheduling import base_orders, fixed_nodes, hoist, keeps_order
 from onnx_sublinear.training_graph import TrainingGraph
 
 __all__ = ["OrderPass"]
 
-_TOLERANCE = 1.02
+_TOLERANCE, _LEAST_TOLERANCE = 1.02, 1.001
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class OrderPass(Pass):
         if not graph.index.nodes:
             return PassResult(graph)
         schedule, planned = _best_schedule(graph)
-        best = _enforced(graph, schedule, int(planned * _TOLERANCE))
+        best = _enforced(graph, schedule, _limit_bytes(graph, planned))
         if best is None:
             return PassResult(graph, notes=("the order of nodes with side effects cannot be kept: nothing was moved",))
         return PassResult(best.graph, True, facts={"scheduled_bytes": planned, "barriers": best.added})
@@ -52,14 +54,27 @@ def _has_clones(graph: TrainingGraph) -> bool:
 
 
 def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
-    """The candidate schedule of smallest peak, and the peak in bytes."""
-    in_file, fixed = graph.index.order, fixed_nodes(graph)
-    candidates = [in_file, hoist(graph.runtime, in_file, fixed)]
+    """The schedule of smallest peak, and the peak in bytes.
+
+    A plan's schedule is taken as it is, with what frees memory moved up; without a plan, the schedules that the runtime
+    would choose and those that planners start from are candidates. The best one is improved by local search.
+    """
+    runtime, in_file, fixed = graph.runtime, graph.index.order, fixed_nodes(graph)
+    replay = Replay(runtime)
+    candidates = [list(in_file), hoist(runtime, in_file, fixed)]
     if not _has_clones(graph):
+        executed = executed_orders(runtime, training=graph.needs_training_build).values()
+        candidates += [order for order in executed if keeps_order(order, in_file, fixed)]
         candidates += base_orders(graph)
-    peaks = [simulate(graph.runtime, order, reuse=False).peak_bytes for order in candidates]
-    best = min(range(len(candidates)), key=peaks.__getitem__)
-    return list(candidates[best]), peaks[best]
+    best = min(candidates, key=lambda order: int(replay.profile(order).max()))
+    best = improved(runtime, best, fixed)
+    return best, int(replay.profile(best).max())
+
+
+def _limit_bytes(graph: TrainingGraph, planned_bytes: int) -> int:
+    """What no order may pass: the plan and a little, but not what the better order needs already."""
+    before = min(run.peak_bytes for run in graph.simulations.values())
+    return max(int(planned_bytes * _LEAST_TOLERANCE), min(int(planned_bytes * _TOLERANCE), before))
 
 
 def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Emitted | None:

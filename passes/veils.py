@@ -11,7 +11,7 @@ they save there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,7 +26,8 @@ from onnx_sublinear.training_graph import TrainingGraph
 
 __all__ = ["Veiling", "guards"]
 
-_ROUNDS = 10
+_ROUNDS = 12
+_SHAPED = frozenset(("Reshape", "Expand"))  # the shape of the result is an input
 _NORMALIZATIONS = frozenset(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"))
 
 
@@ -95,21 +96,24 @@ class Veiling:
             draft = replace(runtime, layouts=list(runtime.layouts))
             broken = breakable_promises(draft, limit, hopeless, least_bytes=int(limit * SMALL_SHARE))
             names = [runtime.names[v] for v in sorted(broken)]
-            hopeless.update(name for name in names if name in tried)
+            visible = current.graph.visible
+            hopeless.update(name for name in names if name in tried and not self._origins([name], visible, layout))
             tried.update(names)
-            veils = self._origins(names, current.graph.visible, layout)
-            if not veils and not broken:
-                break
+            veils = self._origins(names, visible, layout)
+            if not veils:
+                if not hopeless.intersection(names):
+                    break
+                continue
             placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
             layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
             current = self._emit(layout, own=True)
         return min(best, current, key=lambda emitted: emitted.worst_bytes)
 
     def _origins(self, names: Sequence[str], visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
-        """Values whose known dims make those of `names` known: behind veils of them all the runtime does not know these.
+        """Values whose known dims make those of `names` known: behind veils of them all, these are not.
 
-        The way back goes over known dims: to all equally shaped inputs of an elementwise operator, to the largest input
-        of another; where it reads none that is known, to its shape (a constant).
+        The way back goes over known dims: to all equally shaped inputs of an elementwise operator, to the shape that a
+        Reshape reads, to the largest input of another.
         """
         runtime, kernels, ranks, slots = (
             self.graph.runtime,
@@ -131,7 +135,9 @@ class Veiling:
             k = made_by[v]
             swaps = layout.swaps.get(k, {})
             reads = [r for r in dict.fromkeys(slots[k] if k >= 0 else ()) if known[r] and r not in swaps]
-            if k >= 0 and kernels[k].broadcast:
+            if k >= 0 and self.graph.index.nodes[k].op_type in _SHAPED and slots[k][1] in reads:
+                reads = [slots[k][1]]
+            elif k >= 0 and kernels[k].broadcast:
                 reads = [r for r in reads if runtime.shapes[r] == runtime.shapes[v]]
             elif len(reads) > 1:
                 reads = [max(reads, key=self._size_of)]

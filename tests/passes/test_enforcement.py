@@ -24,7 +24,7 @@ def chain_with_leaves(count):
     for n in range(count):
         gradient = 2 + (0 if n == 0 else 2 * n)
         reads += [[gradient, X], [gradient]]
-    graph = line(reads, outputs=range(1, 2 * count, 2), size=9600)
+    graph = line(reads, outputs=[*range(1, 2 * count, 2), 2 * count], size=9600)
     for n in range(count):
         graph.sizes[2 * n + 3] = 64
     return graph
@@ -52,6 +52,20 @@ class TestMarkers:
         layout = search(graph, schedule, planned + 600, training=True).run()
         order = executed_orders(layout.graph, training=True)["default"]
         assert simulate(layout.graph, order, reuse=False).peak_bytes <= planned + 600
+
+
+class TestDrains:
+    """v1 (9,600 bytes) is read by nothing: the runtime would keep it to the end."""
+
+    GRAPH = line([[X], [2], [2], [4], [5], [6]], outputs=(5,), size=9600)
+
+    def test_what_nothing_reads_is_released_by_a_marker(self):
+        layout = search(self.GRAPH, range(6), 2 * 9600 + 1000).run()
+        assert "marker(v1)" in rows(layout)
+        assert max(peaks(layout).values()) <= 2 * 9600 + 1000
+
+    def test_where_it_is_not_in_the_way_it_stays(self):
+        assert search(self.GRAPH, range(6), 10**9).run().added == 0
 
 
 class TestHolds:
