@@ -41,7 +41,7 @@ class Replay:
         made_by = [-1] * count
         readers: list[int] = []
         read: list[int] = []
-        pairs: list[tuple[int, int]] = []  # (kernel, buffer that it may take over)
+        pairs: list[tuple[int, int, int]] = []  # (kernel, buffer that it may take over, for which value)
         for k, kernel in enumerate(graph.kernels):
             for v in kernel.writes:
                 made_by[v] = k
@@ -53,7 +53,7 @@ class Replay:
                 fits = graph.layouts[a] == graph.layouts[b] != UNKNOWN_LAYOUT and not graph.is_output[b]
                 once = sum(root[v] == root[a] for v in kernel.reads) == 1
                 if fits and once and root[a] not in taken and not (graph.external[root[a]] or graph.is_output[root[a]]):
-                    pairs.append((k, root[a]))
+                    pairs.append((k, root[a], b))
                     taken.add(root[a])
         owners = [v for v in range(count) if root[v] == v and made_by[v] >= 0]
         place = {v: n for n, v in enumerate(owners)}
@@ -64,9 +64,10 @@ class Replay:
         self._kept = np.array([graph.is_output[v] for v in owners], dtype=bool)
         self._readers: IntArray = np.array([readers[n] for n in known], dtype=np.int64)
         self._read: IntArray = np.array([place[read[n]] for n in known], dtype=np.int64)
-        pairs = [(k, place[v]) for k, v in pairs if v in place]
-        self._takers: IntArray = np.array([k for k, _ in pairs], dtype=np.int64)
-        self._taken: IntArray = np.array([v for _, v in pairs], dtype=np.int64)
+        pairs = [(k, place[a], place[b]) for k, a, b in pairs if a in place]
+        self._takers: IntArray = np.array([k for k, _, _ in pairs], dtype=np.int64)
+        self._taken: IntArray = np.array([a for _, a, _ in pairs], dtype=np.int64)
+        self._into: IntArray = np.array([b for _, _, b in pairs], dtype=np.int64)
         self._workspaces: IntArray = np.array([k.workspace_bytes for k in graph.kernels], dtype=np.int64)
         self._frame_bytes = graph.frame_bytes + graph.value_frame_bytes * count
 
@@ -80,8 +81,10 @@ class Replay:
         np.maximum.at(last, self._read, step_of[self._readers])
         end = np.where(self._kept | (last < 0), steps, last + 1)
         if len(self._takers):
-            taken = self._taken[last[self._taken] == step_of[self._takers]]
-            end[taken] -= 1
+            takes = last[self._taken] == step_of[self._takers]
+            end[self._taken[takes]] -= 1
+            unread = self._into[takes & (last[self._into] < 0)]  # released with the buffer that it lives in
+            end[unread] = step_of[self._made_by[unread]] + 1
         delta = np.zeros(steps + 1, dtype=np.int64)
         np.add.at(delta, step_of[self._made_by], self._sizes)
         np.subtract.at(delta, end, self._sizes)

@@ -93,6 +93,11 @@ def file_rules(
     viewed = _VIEWED_TYPES | {TensorProto.BFLOAT16} if probes else _VIEWED_TYPES  # Shape takes it, Size does not
     left_alone = graph.untouchable
     tensor = [name in types and types[name].elem_type in viewed and name not in left_alone for name in runtime.names]
+    constants = _constants(graph)
+    kept_constant = [
+        name in constants and (types[name].elem_type != TensorProto.INT64 or graph.target == "cuda") if t else False
+        for t, name in zip(tensor, runtime.names, strict=True)
+    ]
     shapes = [types[name].shape if t else None for t, name in zip(tensor, runtime.names, strict=True)]
     rows = zip(tensor, [bool(shape) for shape in shapes], runtime.names, strict=True)
     captured = [len(index.captures.get(k, ())) for k in range(len(runtime.kernels))]
@@ -108,7 +113,7 @@ def file_rules(
     return Rules(
         free_source=_free_source(graph, tensor),
         probes=probes,
-        ranks=[-1 if shape is None else len(shape) for shape in shapes],
+        ranks=[-1 if s is None or c else len(s) for s, c in zip(shapes, kept_constant, strict=True)],
         countable=[t and (shape or types[name].elem_type in _VIEWED_TYPES) for t, shape, name in rows],
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
@@ -117,6 +122,22 @@ def file_rules(
         small_bytes=small,
         bodies=bodies,
     )
+
+
+def _constants(graph: TrainingGraph) -> frozenset[str]:
+    """What the runtime knows the value of: constant initializers and what is made of these alone.
+
+    Kernels pack constant weights when the session is made, and then add up in another order: behind a view the weight
+    is no constant, and the last bit may differ. On CUDA, a view would take a shape away from the host, which reads it.
+    """
+    index = graph.index
+    overridable = index.inputs if index.model.ir_version >= 4 else {}
+    found = {name for name in index.initializers if name not in overridable} | index.sparse_initializers
+    for k in index.order:
+        makes_constant = index.reads[k] or index.nodes[k].op_type == "Constant"  # else: random numbers, say
+        if makes_constant and found.issuperset(index.reads[k]):
+            found.update(index.nodes[k].output)
+    return frozenset(found)
 
 
 def _free_source(graph: TrainingGraph, countable: Sequence[bool]) -> int:

@@ -64,6 +64,13 @@ class Veiling:
 
     def best(self, layout: Layout) -> Emitted:
         """The written layout, with as few promises as it takes to keep to the limit."""
+        best = self._best(layout)
+        # As a fresh look at the written model sees it: what stands for a body here is all but exact.
+        graph = best.graph
+        settled = graph.with_model(graph.model, index=graph.index, sizes=graph.sizes, visible=graph.visible)
+        return Emitted(settled, best.added) if self.search.rules.bodies else best
+
+    def _best(self, layout: Layout) -> Emitted:
         private = not self.search.training
         if private and self._promised_bytes(layout) > self.search.limit_bytes:
             return self._veiled(layout)

@@ -18,12 +18,12 @@ def files(draw):
         graph.add_value(f"x{n}", 0, 1, external=True)
     for k in range(draw(st.integers(1, 12))):
         reads = draw(st.lists(st.integers(0, len(graph.names) - 1), min_size=0, max_size=3))
-        made = graph.add_value(
-            f"v{k}", draw(st.sampled_from([64, 128])), draw(st.sampled_from([-1, 1, 2])), output=draw(st.booleans())
-        )
+        layout = draw(st.sampled_from([-1, 1, 2]))
+        size = 64 * layout if layout > 0 else draw(st.sampled_from([64, 128]))  # one layout, one size
+        made = graph.add_value(f"v{k}", size, layout, output=draw(st.booleans()))
         kind = draw(st.sampled_from(["plain", "view", "in-place"])) if reads else "plain"
         if kind == "view":
-            graph.sizes[made] = graph.sizes[reads[0]]
+            graph.sizes[made], graph.layouts[made] = graph.sizes[reads[0]], graph.layouts[reads[0]]
         pair = ((reads[0], made),) if reads else ()
         graph.kernels.append(
             Kernel(
