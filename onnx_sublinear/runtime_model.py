@@ -159,6 +159,7 @@ def runtime_graph(
     visible: Mapping[str, TensorType] | None = None,
     target: Target = "cpu",
     training: bool = False,
+    settled: bool = False,
 ) -> RuntimeGraph:
     """The index in the runtime's terms.
 
@@ -168,6 +169,7 @@ def runtime_graph(
         visible: the types that the runtime knows (they decide reuse); default: those of `sizes`.
         target: whose in-place table holds.
         training: the training build's kernels.
+        settled: the nodes are the runtime's own (`runtime_dump`): nothing is put in their place any more.
     """
     known = sizes.types if visible is None else visible
     unused = sum(name not in index.readers for name in index.inputs)
@@ -219,7 +221,7 @@ def runtime_graph(
                 else 0,
                 traits_of(node).first,
                 traits_of(node).broadcast,
-                is_expanded(node, index, training=training),
+                not settled and is_expanded(node, index, training=training),
             )
         )
     return graph
