@@ -20,6 +20,7 @@ _GRANULE_BYTES = 256  # kMinAllocationSize
 _FIRST_REGION_BYTES = 1 << 20  # DEFAULT_INITIAL_CHUNK_SIZE_BYTES
 _MOST_DEAD_BYTES = 128 << 20  # DEFAULT_MAX_DEAD_BYTES_PER_CHUNK
 _MOST_DOUBLED_BYTES = 1 << 30  # DEFAULT_MAX_POWER_OF_TWO_EXTEND_BYTES
+_PAGE_BYTES = 4096
 _REGION_GAP_BYTES = 1 << 44
 _MOST_REGIONS = 1 << 18  # later regions lie below earlier ones, as the system places large blocks
 _HANDLE_SHARE = 32  # one handle of 8 bytes for each granule of a region
@@ -46,16 +47,17 @@ class Arena:
 
     Attributes:
         taken_bytes: what it has taken from the system so far, its table of chunks included.
-        used_bytes: what its blocks take now, rounding included.
+        resident_bytes: what of that has been written to: pages in which a block lay, and the table.
     """
 
     def __init__(self, extension: Extension = "next_power_of_two") -> None:
         self.taken_bytes = 0
-        self.used_bytes = 0
+        self.resident_bytes = 0
         self._extension = extension
         self._next_region_bytes = _FIRST_REGION_BYTES
         self._regions = 0
         self._chunks: dict[int, _Chunk] = {}  # by start
+        self._touched: dict[int, bytearray] = {}  # by region, one byte a page
         self._free: list[tuple[int, int]] = []  # (size, start), ascending: the bins of the arena one behind the other
 
     def allocate(self, size_bytes: int) -> int:
@@ -72,7 +74,7 @@ class Arena:
         chunk.is_free = False
         if size >= 2 * wanted or size - wanted >= _MOST_DEAD_BYTES:
             self._split(start, chunk, wanted)
-        self.used_bytes += chunk.size_bytes
+        self._touch(start, chunk.size_bytes)
         return start
 
     def release(self, start: int) -> None:
@@ -80,7 +82,6 @@ class Arena:
         if start < 0:
             return
         chunk = self._chunks[start]
-        self.used_bytes -= chunk.size_bytes
         if chunk.after >= 0 and self._chunks[chunk.after].is_free:
             self._merge(start, chunk.after)
         if chunk.before >= 0 and self._chunks[chunk.before].is_free:
@@ -108,8 +109,19 @@ class Arena:
         start = (_MOST_REGIONS - self._regions) * _REGION_GAP_BYTES
         self._regions += 1
         self.taken_bytes += size + size // _HANDLE_SHARE
+        self.resident_bytes += size // _HANDLE_SHARE
+        self._touched[start // _REGION_GAP_BYTES] = bytearray(-(-size // _PAGE_BYTES))
         self._chunks[start] = _Chunk(size, True, -1, -1)
         insort(self._free, (size, start))
+
+    def _touch(self, start: int, size_bytes: int) -> None:
+        region, offset = divmod(start, _REGION_GAP_BYTES)
+        pages = self._touched[region]
+        first, end = offset // _PAGE_BYTES, -(-(offset + size_bytes) // _PAGE_BYTES)
+        untouched = pages.count(0, first, end)
+        if untouched:
+            self.resident_bytes += untouched * _PAGE_BYTES
+            pages[first:end] = b"\1" * (end - first)
 
     def _split(self, start: int, chunk: _Chunk, size_bytes: int) -> None:
         rest = start + size_bytes

@@ -2,8 +2,9 @@
 
 Tensors are placed in the order in which they are made, each into the smallest gap between the blocks that are live
 then. Graph outputs are not part of it, nor is scratch. The training build plans before its first run and leaves out
-tensors whose shape its own types do not give; the stock build traces the first run. Sources: onnxruntime/core/framework/
-mem_pattern_planner.h, execution_frame.cc (TraceAllocate), session_state.cc (GeneratePatternGroupCache).
+tensors whose shape its own types do not give; the stock build traces the first run.
+Sources, in onnxruntime/core/framework: mem_pattern_planner.h, execution_frame.cc (TraceAllocate), session_state.cc
+(GeneratePatternGroupCache).
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from onnx_sublinear.arena_model import Arena, Extension
 from onnx_sublinear.memory_pattern import pattern_block
-from onnx_sublinear.runtime_dump import Build
 from onnx_sublinear.runtime_model import RuntimeGraph, Simulation
 
-__all__ = ["Allocation", "run_growth"]
+__all__ = ["Allocation", "RunMemory", "run_memory"]
 
 
 @dataclass(frozen=True)
@@ -33,72 +32,99 @@ class Allocation:
     extension: Extension = "next_power_of_two"
 
 
+@dataclass(frozen=True)
+class RunMemory:
+    """Bytes that the runs of a session take.
+
+    Attributes:
+        grown_bytes: per run the most bytes taken from the system above what was taken just before that run.
+        held_bytes: per run the same above what was taken before the first.
+        resident_bytes: per run as `held_bytes`, what was never written to left out.
+    """
+
+    grown_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    resident_bytes: tuple[int, ...]
+
+
 class _System:
     """Memory without an arena: every block is taken from the system and returned to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_bytes: int) -> None:
         self.taken_bytes = 0
         self.most_bytes = 0
-        self._sizes: dict[int, int] = {}
+        self._least_bytes = least_bytes
+        self._sizes: list[int] = []
 
     def allocate(self, size_bytes: int) -> int:
-        self.taken_bytes += size_bytes
+        self._sizes.append(size_bytes if size_bytes >= self._least_bytes else 0)
+        self.taken_bytes += self._sizes[-1]
         self.most_bytes = max(self.most_bytes, self.taken_bytes)
-        self._sizes[len(self._sizes)] = size_bytes
         return len(self._sizes) - 1
 
     def release(self, block: int) -> None:
         self.taken_bytes -= self._sizes[block]
 
 
-def run_growth(
+def run_memory(
     graph: RuntimeGraph,
     order: Sequence[int],
     simulation: Simulation,
     allocation: Allocation,
     *,
-    build: Build = "stock",
+    training: bool = False,
     runs: int = 2,
     least_bytes: int = 0,
     is_planned: Callable[[int], bool] = lambda _: True,
-) -> list[int]:
-    """Per run the most bytes taken from the system above what was taken before that run.
+) -> RunMemory:
+    """What the first runs of a session take; the caller releases the outputs after each.
 
     Args:
         graph: the graph that the session runs.
         order: its executed order.
         simulation: the allocation plan for it.
         allocation: the session's options.
-        build: of ONNX Runtime; it decides when the pattern is known.
-        runs: number of runs; the caller releases the outputs after each.
-        least_bytes: without an arena, blocks below are left out.
+        training: the training build, which knows the pattern before the first run.
+        runs: number of runs.
+        least_bytes: smaller blocks from the system are left out.
         is_planned: whether a value's shape is known before the run (training build).
     """
     frame = graph.frame_counting(least_bytes, simulation.released)
     block_bytes, in_block = 0, frozenset[int]()
     if allocation.pattern:
-        block_bytes, in_block = pattern_block(
-            graph, order, simulation, is_planned if build == "training" else lambda _: True
-        )
-    arena = Arena(allocation.extension) if allocation.arena else None
-    first_with_block = 0 if build == "training" else 1
+        planned = is_planned if training else lambda _: True
+        block_bytes, in_block = pattern_block(graph, order, simulation, planned)
+    arena = _arena(graph, allocation, training)
+    weights = (arena.taken_bytes, arena.resident_bytes) if arena is not None else (0, 0)
     grown: list[int] = []
+    held: list[int] = []
+    resident: list[int] = []
     for run in range(runs):
-        has_block = allocation.pattern and run >= first_with_block
-        memory: Arena | _System = arena or _System()
-        before = memory.taken_bytes
-        _replay(
-            graph,
-            order,
-            simulation,
-            memory,
-            block_bytes if has_block else 0,
-            in_block if has_block else frozenset(),
-            0 if arena else least_bytes,
-        )
-        most = memory.most_bytes if isinstance(memory, _System) else memory.taken_bytes
-        grown.append(most - before + frame)
-    return grown
+        has_block = allocation.pattern and (training or run > 0)
+        block = (block_bytes, in_block) if has_block else (0, frozenset[int]())
+        if arena is None:
+            system = _System(least_bytes)
+            _replay(graph, order, simulation, system, *block)
+            grown.append(system.most_bytes + frame)
+            held.append(grown[-1])
+            resident.append(grown[-1])
+        else:
+            before = arena.taken_bytes
+            _replay(graph, order, simulation, arena, *block)
+            grown.append(arena.taken_bytes - before + frame)
+            held.append(arena.taken_bytes - weights[0] + frame)
+            resident.append(arena.resident_bytes - weights[1] + frame)
+    return RunMemory(tuple(grown), tuple(held), tuple(resident))
+
+
+def _arena(graph: RuntimeGraph, allocation: Allocation, training: bool) -> Arena | None:
+    """The arena as the session leaves it before the first run: current stock builds keep weights elsewhere."""
+    if not allocation.arena:
+        return None
+    arena = Arena(allocation.extension)
+    for size in graph.weights if training else ():
+        arena.allocate(size)
+    return arena
 
 
 def _replay(
@@ -108,24 +134,19 @@ def _replay(
     memory: Arena | _System,
     block_bytes: int,
     in_block: frozenset[int],
-    least_bytes: int,
 ) -> None:
     """One run's blocks, in order; at its end everything is released."""
-    common = memory.allocate(block_bytes) if block_bytes else -1
+    common = memory.allocate(block_bytes) if block_bytes else None
     ends: dict[int, list[int]] = {}
-    last = len(order) - 1
+    sizes, spans = graph.sizes, simulation.spans
     for step, k in enumerate(order):
         kernel = graph.kernels[k]
         for v in kernel.writes:
-            span = simulation.spans.get(v)
-            if span is not None and graph.sizes[v] > max(0, least_bytes - 1) and v not in in_block:
-                ends.setdefault(min(span[1] - 1, last), []).append(memory.allocate(graph.sizes[v]))
-        if kernel.workspace_bytes > max(0, least_bytes - 1):
+            if v in spans and sizes[v] and v not in in_block:
+                ends.setdefault(spans[v][1] - 1, []).append(memory.allocate(sizes[v]))
+        if kernel.workspace_bytes:
             memory.release(memory.allocate(kernel.workspace_bytes))
-        if step < last:
-            for start in ends.pop(step, ()):
-                memory.release(start)
-    for start in ends.pop(last, ()):
-        memory.release(start)
-    if block_bytes:
+        for start in ends.pop(step, ()):
+            memory.release(start)
+    if common is not None:
         memory.release(common)

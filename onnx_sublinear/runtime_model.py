@@ -81,6 +81,7 @@ class RuntimeGraph:
         frame_bytes: what the run itself holds beside tensors.
         value_frame_bytes: the same for each value.
         release_frame_bytes: the same for each buffer that it releases.
+        weights: bytes of each initializer and constant that is read.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -93,6 +94,7 @@ class RuntimeGraph:
     frame_bytes: int = 0
     value_frame_bytes: int = 0
     release_frame_bytes: int = 0
+    weights: list[int] = field(default_factory=list)
 
     def add_value(
         self, name: str, size_bytes: int, layout: int, *, shape: int = -1, external: bool = False, output: bool = False
@@ -192,9 +194,11 @@ def runtime_graph(
         value_frame_bytes=run_overhead_bytes(1),
         release_frame_bytes=RELEASE_COUNT_BYTES,
     )
+    constants = {o for node in index.nodes if node.op_type == "Constant" for o in node.output}
+    weights = [name for name in (*index.initializers, *constants) if name in index.readers]
+    graph.weights = [sizes.bytes_of(name) or 0 for name in weights]
     ids: dict[str, int] = {}
     numbers = LayoutNumbers()
-    constants = {o for node in index.nodes if node.op_type == "Constant" for o in node.output}
 
     def value(name: str) -> int:
         number = ids.get(name)
