@@ -96,7 +96,11 @@ class _Executed:
 
 
 def predict(
-    graph: TrainingGraph, wanted: Iterable[Configuration] = CONFIGURATIONS, *, least_bytes: int = 0
+    graph: TrainingGraph,
+    wanted: Iterable[Configuration] = CONFIGURATIONS,
+    *,
+    least_bytes: int = 0,
+    ask_runtime: bool = True,
 ) -> list[Prediction]:
     """One prediction for each configuration; nothing is run.
 
@@ -104,6 +108,7 @@ def predict(
         graph: the model with the user's dims; its target must be "cpu".
         wanted: the configurations.
         least_bytes: smaller blocks are left out, as some tools that measure do.
+        ask_runtime: whether the installed ONNX Runtime may be asked; without, our own model answers.
     """
     known: dict[tuple[Build, Level], _Executed | str] = {}
     memory: dict[Configuration, RunMemory] = {}
@@ -111,7 +116,7 @@ def predict(
     for configuration in wanted:
         key = configuration.build, configuration.level
         if key not in known:
-            known[key] = _executed(graph, *key)
+            known[key] = _executed(graph, *key, ask_runtime)
         executed = known[key]
         if isinstance(executed, str):
             found.append(Prediction(configuration, None, reason=executed))
@@ -132,12 +137,12 @@ def predict(
     return found
 
 
-def _executed(graph: TrainingGraph, build: Build, level: Level) -> _Executed | str:
+def _executed(graph: TrainingGraph, build: Build, level: Level, ask_runtime: bool) -> _Executed | str:
     """What `build` runs at `level`, or why that is not known."""
     if build == "stock" and graph.needs_training_build:
         return "its operators need onnxruntime-training"
     reason = ""
-    if build == installed_build():
+    if ask_runtime and build == installed_build():
         try:
             found = executed_graph(graph, level)
         except NoRuntimeGraphError as error:

@@ -110,10 +110,10 @@ def run_memory(
             resident.append(grown[-1])
         else:
             before = arena.taken_bytes
-            _replay(graph, order, simulation, arena, *block)
-            grown.append(arena.taken_bytes - before + frame)
-            held.append(arena.taken_bytes - weights[0] + frame)
-            resident.append(arena.resident_bytes - weights[1] + frame)
+            most = _replay(graph, order, simulation, arena, *block, least_bytes) + frame
+            grown.append(most - before)
+            held.append(most - weights[0])
+            resident.append(most - arena.taken_bytes + arena.resident_bytes - weights[1])
     return RunMemory(tuple(grown), tuple(held), tuple(resident))
 
 
@@ -134,19 +134,30 @@ def _replay(
     memory: Arena | _System,
     block_bytes: int,
     in_block: frozenset[int],
-) -> None:
-    """One run's blocks, in order; at its end everything is released."""
+    least_bytes: int = 0,
+) -> int:
+    """One run's blocks, in order; at its end everything is released.
+
+    Returns:
+        The most bytes taken at any time, scratch on the heap (of at least `least_bytes`) included.
+    """
     common = memory.allocate(block_bytes) if block_bytes else None
     ends: dict[int, list[int]] = {}
     sizes, spans = graph.sizes, simulation.spans
+    most = memory.taken_bytes
     for step, k in enumerate(order):
         kernel = graph.kernels[k]
         for v in kernel.writes:
             if v in spans and sizes[v] and v not in in_block:
                 ends.setdefault(spans[v][1] - 1, []).append(memory.allocate(sizes[v]))
-        if kernel.workspace_bytes:
+        heap = 0
+        if kernel.workspace_bytes and kernel.on_heap and isinstance(memory, Arena):
+            heap = kernel.workspace_bytes if kernel.workspace_bytes >= least_bytes else 0
+        elif kernel.workspace_bytes:
             memory.release(memory.allocate(kernel.workspace_bytes))
+        most = max(most, memory.taken_bytes + heap)
         for start in ends.pop(step, ()):
             memory.release(start)
     if common is not None:
         memory.release(common)
+    return most

@@ -20,7 +20,7 @@ from itertools import accumulate
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.liveness import Lifetime, peak_of
 from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, is_expanded, traits_of
-from onnx_sublinear.ops.workspace import run_overhead_bytes, workspace_bytes
+from onnx_sublinear.ops.workspace import run_overhead_bytes, scratch_on_heap, workspace_bytes
 from onnx_sublinear.sizes import TensorSizes, TensorType, element_bits
 
 __all__ = [
@@ -54,6 +54,7 @@ class Kernel:
         first: Shape or Size, which the runtime hoists.
         broadcast: elementwise with the inputs' shapes made one.
         late: the runtime puts other nodes in its place, which count as the last of the file.
+        on_heap: the workspace never comes from the session's arena.
     """
 
     reads: tuple[int, ...]
@@ -64,6 +65,7 @@ class Kernel:
     first: bool = False
     broadcast: bool = False
     late: bool = False
+    on_heap: bool = False
 
 
 @dataclass
@@ -242,6 +244,7 @@ def runtime_graph(
                 traits_of(node).first,
                 traits_of(node).broadcast,
                 not settled and is_expanded(node, index, training=training),
+                scratch_on_heap(node),
             )
         )
     return graph

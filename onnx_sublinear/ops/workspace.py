@@ -22,7 +22,7 @@ from onnx_sublinear.ops.float16 import runs_in_float32
 from onnx_sublinear.ops.kernel_call import KernelCall, UnknownTypeError
 from onnx_sublinear.ops.tensor_types import TensorType, tensor_bytes
 
-__all__ = ["run_overhead_bytes", "workspace_bytes"]
+__all__ = ["run_overhead_bytes", "scratch_on_heap", "workspace_bytes"]
 
 _ONNX: dict[str, scratch.Rule] = {
     "Conv": scratch.conv,
@@ -83,6 +83,26 @@ _MICROSOFT: dict[str, scratch.Rule] = {
     "LSTMGrad": scratch.lstm_grad,
 }
 
+# Kernels that take their scratch from the heap, not from the session's allocator, so never from its arena.
+_ON_HEAP = frozenset(
+    {
+        *("MatMul", "FusedMatMul", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceSumSquare", "ReduceL1", "ReduceL2"),
+        *("ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceSumTraining", "Expand"),
+        *(
+            "OneHot",
+            "ScatterElements",
+            "ScatterND",
+            "GatherND",
+            "GatherElementsGrad",
+            "GatherNDGrad",
+            "TopK",
+            "NonZero",
+        ),
+        *("BatchNormalization", "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal"),
+        *("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad", "InvertibleLayerNormalizationGrad"),
+    }
+)
+
 _TABLES: Mapping[str, Mapping[str, scratch.Rule]] = {"": _ONNX, "com.microsoft": _MICROSOFT}
 _NOTHING: Mapping[str, TensorType] = MappingProxyType({})
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -94,6 +114,11 @@ _FLOAT16_TEMPORARIES = {"Softmax": 1, "LogSoftmax": 2, "Gelu": 2, "FastGelu": 2,
 _ORT_VALUE_BYTES = 24  # sizeof(OrtValue)
 _NAME_BYTES = 32  # sizeof(std::string)
 _ARGUMENT_BYTES = 2 * _NAME_BYTES + 40  # two lists of names, and the binding's entry
+
+
+def scratch_on_heap(node: NodeProto) -> bool:
+    """Whether the kernel's scratch stays out of the session's arena."""
+    return node.op_type in _ON_HEAP and domain_of(node) in ("", "com.microsoft")
 
 
 def workspace_bytes(
