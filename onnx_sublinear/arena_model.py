@@ -74,7 +74,7 @@ class Arena:
         chunk.is_free = False
         if size >= 2 * wanted or size - wanted >= _MOST_DEAD_BYTES:
             self._split(start, chunk, wanted)
-        self._touch(start, chunk.size_bytes)
+        self._touch(start, wanted)
         return start
 
     def release(self, start: int) -> None:
