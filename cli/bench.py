@@ -18,6 +18,7 @@ from onnx_sublinear.cli.options import (
     TargetOption,
     require_file,
 )
+from onnx_sublinear.errors import UsageError
 
 if TYPE_CHECKING:
     from onnx_sublinear.benchmark import Benchmark
@@ -27,13 +28,19 @@ __all__ = ["bench"]
 
 def bench(
     original: Annotated[Path, typer.Argument(metavar="ORIGINAL", show_default=False)],
-    optimized: Annotated[Path, typer.Argument(metavar="OPTIMIZED", show_default=False)],
+    optimized: Annotated[
+        Path | None, typer.Argument(metavar="OPTIMIZED", help="Only --matrix goes without.", show_default=False)
+    ] = None,
     feeds: FeedsOption = None,
     dim: DimOption = None,
     seed: SeedOption = 0,
     level: LevelOption = "all",
     target: TargetOption = "cpu",
     runs: Annotated[int, typer.Option("--runs", min=1, help="Timed processes for each model, taken in turns.")] = 3,
+    matrix: Annotated[
+        bool,
+        typer.Option("--matrix", help="Predicted and measured peaks in every kind of session; no times, no outputs."),
+    ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -45,10 +52,18 @@ def bench(
     from onnx_sublinear.units import parse_dims
 
     require_file(original)
-    require_file(optimized)
+    if optimized is not None:
+        require_file(optimized)
     target_named(target)
     chosen_level = level_named(level)
     dims = parse_dims(dim or [])
+    if matrix:
+        if target != "cpu":
+            raise UsageError("--matrix measures sessions on the CPU only", "leave --target out")
+        _matrix([original, *([optimized] if optimized is not None else [])], feeds, dims, seed, json, quiet)
+        return
+    if optimized is None:
+        raise UsageError("bench compares two models", "name the optimized model too, or use --matrix")
 
     from onnx_sublinear.benchmark import compare_cost
     from onnx_sublinear.cli.feeding import feeds_from
@@ -72,6 +87,19 @@ def bench(
     for note in result.notes:
         say_warning(note)
     result.outputs.require()
+
+
+def _matrix(models: list[Path], feeds: Path | None, dims: dict[str, int], seed: int, json: bool, quiet: bool) -> None:
+    from onnx_sublinear.cli.feeding import feeds_from
+    from onnx_sublinear.matrix import measure_matrix
+    from onnx_sublinear.model_io import load_model
+    from onnx_sublinear.report import matrix_text, to_json
+
+    values = feeds_from(feeds, load_model(models[0]), dims, seed)
+    result = measure_matrix(models, values, dims=dims, progress=progress_to_stderr(quiet))
+    typer.echo(to_json(result.to_dict()) if json else matrix_text(result))
+    for note in result.notes:
+        say_warning(note)
 
 
 def _text(result: Benchmark) -> str:

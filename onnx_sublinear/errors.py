@@ -8,7 +8,8 @@ and carries the exit code of the command line::
     ├── ModelError                 3   the input model is not usable
     │   ├── ModelFileError         3   not a readable ONNX file
     │   ├── ExternalDataError      3   external data escapes, is missing or too short
-    │   └── GraphError             3   the graph is not valid (cycle, duplicate, dangling, types)
+    │   ├── GraphError             3   the graph is not valid (cycle, duplicate, dangling, types)
+    │   └── NoRuntimeGraphError    3   ONNX Runtime cannot show what it makes of the model
     ├── BudgetError                4   the budget cannot be met
     ├── VerificationError          5   two models differ, or a plan does not hold
     ├── MissingExtraError          2   an optional dependency is not installed
@@ -81,6 +82,10 @@ class ExternalDataError(ModelError):
 
 class GraphError(ModelError):
     """The graph is not valid: cycle, duplicate definition, dangling input, contradicting types."""
+
+
+class NoRuntimeGraphError(ModelError):
+    """ONNX Runtime cannot show what it makes of the model: it refuses to load it, or its weights are too large."""
 
 
 class BudgetError(SublinearError):

@@ -1,6 +1,7 @@
 """Operators without a CPU kernel, as the runtime runs them: the nodes of their ONNX function body.
 
-The runtime puts these nodes in place of the operator when it loads the file; they count as the last nodes of it
+The runtime puts these nodes in place of the operator when it loads the file; they count as the last nodes of it. It
+works in rounds: operators in the bodies are expanded after all those of the file, so their nodes come behind
 (core/framework/graph_partitioner.cc, InlineNodes; core/graph/graph.cc, InlineFunctionProto). Model-local functions are
 not expanded here.
 """
@@ -19,6 +20,9 @@ from onnx_sublinear.sizes import TensorSizes, TensorType, infer_sizes, runtime_t
 
 __all__ = ["expanded"]
 
+_Body = list[tuple[int, NodeProto]]
+"""Nodes of an operator's body, each with the round in which the runtime makes it."""
+
 
 def expanded(
     index: GraphIndex, sizes: TensorSizes, visible: Mapping[str, TensorType], *, training: bool
@@ -36,22 +40,24 @@ def expanded(
         nothing is to expand.
     """
     wanted = [n for n in index.nodes if index.function_of(n) is None and is_expanded(n, index, training=training)]
-    bodies: list[NodeProto] = []
+    rounds: dict[int, list[NodeProto]] = {}
     replaced: set[str] = set()
-    known: dict[tuple[object, ...], tuple[NodeProto, list[NodeProto]]] = {}
+    known: dict[tuple[object, ...], tuple[NodeProto, _Body]] = {}
     for node in wanted:
         key = _signature(node, sizes.bound)
         if key in known:
-            nodes = _like(node, *known[key], index)
+            body = _like(node, *known[key], index)
         else:
-            nodes = _body(node, index, sizes.bound)
-            if nodes and len(set(node.input)) == len(node.input):
-                known[key] = node, nodes
-        if nodes:
-            bodies += nodes
+            body = _body(node, index, sizes.bound)
+            if body and len(set(node.input)) == len(node.input):
+                known[key] = node, body
+        for number, inner in body:
+            rounds.setdefault(number, []).append(inner)
+        if body:
             replaced.add(next(o for o in node.output if o))
-    if not bodies:
+    if not rounds:
         return index.model, {}, {}
+    bodies = [node for number in sorted(rounds) for node in rounds[number]]
     model = ModelProto()
     model.CopyFrom(index.model)
     kept = [n for n in index.nodes if next(iter(o for o in n.output if o), "") not in replaced]
@@ -68,15 +74,15 @@ def _signature(node: NodeProto, types: Mapping[str, TensorType]) -> tuple[object
     return node.op_type, attributes, tuple(types.get(i) for i in node.input), tuple(map(bool, node.output))
 
 
-def _like(node: NodeProto, first: NodeProto, body: list[NodeProto], index: GraphIndex) -> list[NodeProto]:
+def _like(node: NodeProto, first: NodeProto, body: _Body, index: GraphIndex) -> _Body:
     """The body of `first` under the names of `node`."""
     names = {
         "": "",
         **dict(zip(first.input, node.input, strict=True)),
         **dict(zip(first.output, node.output, strict=True)),
     }
-    nodes: list[NodeProto] = []
-    for inner in body:
+    nodes: _Body = []
+    for number, inner in body:
         copy = NodeProto()
         copy.CopyFrom(inner)
         for output in inner.output:
@@ -85,26 +91,26 @@ def _like(node: NodeProto, first: NodeProto, body: list[NodeProto], index: Graph
         copy.input[:] = [names.get(i, i) for i in inner.input]
         copy.output[:] = [names[o] for o in inner.output]
         copy.name = index.fresh_name(inner.name)
-        nodes.append(copy)
+        nodes.append((number, copy))
     return nodes
 
 
-def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> list[NodeProto]:
+def _body(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> _Body:
     """The nodes of the operator's function body under the names of the graph; nested operators expanded as well."""
-    done: list[NodeProto] = []
-    pending = [node]
+    done: _Body = []
+    pending: _Body = [(0, node)]
     known = dict(types)
     while pending:
-        current = pending.pop(0)
+        number, current = pending.pop(0)
         expand = current is node or is_expanded(current, index, training=False)
         function = _function(current, index, known) if expand else None
         if function is None:
-            done.append(current)
+            done.append((number, current))
             continue
         nodes = _instance(function, current, index)
         known.update(_types(nodes, index, known))
-        pending[:0] = nodes
-    return done if done != [node] else []
+        pending[:0] = [(number + 1, inner) for inner in nodes]
+    return done if [inner for _, inner in done] != [node] else []
 
 
 def _function(node: NodeProto, index: GraphIndex, types: Mapping[str, TensorType]) -> FunctionProto | None:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnx_sublinear.errors import GraphError, printable
 
-__all__ = ["GraphIndex", "attribute", "domain_of", "node_label", "nodes_at_any_depth", "subgraphs_of"]
+__all__ = ["GraphIndex", "attribute", "captured_names", "domain_of", "node_label", "nodes_at_any_depth", "subgraphs_of"]
 
 
 def domain_of(node: NodeProto) -> str:
@@ -54,7 +54,7 @@ def nodes_at_any_depth(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
         stack.extend(iter(graph.node) for graph in subgraphs_of(node))
 
 
-def _captured_names(node: NodeProto) -> dict[str, None]:
+def captured_names(node: NodeProto) -> dict[str, None]:
     """Names that the subgraphs of `node` read from outside, in the order of their first use.
 
     Lexical scope: a name that is defined in the subgraph, or in one that encloses it below `node`, is not captured.
@@ -193,7 +193,7 @@ class GraphIndex:
             names = dict.fromkeys(node.input)
             names.pop("", None)
             if any(a.HasField("g") or a.graphs for a in node.attribute):
-                captured = _captured_names(node)
+                captured = captured_names(node)
                 self.captures[position] = tuple(captured)
                 names.update(captured)
             for name in names:

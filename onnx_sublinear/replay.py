@@ -69,7 +69,8 @@ class Replay:
         self._taken: IntArray = np.array([a for _, a, _ in pairs], dtype=np.int64)
         self._into: IntArray = np.array([b for _, _, b in pairs], dtype=np.int64)
         self._workspaces: IntArray = np.array([k.workspace_bytes for k in graph.kernels], dtype=np.int64)
-        self._frame_bytes = graph.frame_bytes + graph.value_frame_bytes * count
+        self._frame_bytes = graph.frame_counting(0, 0)
+        self._release_bytes = graph.release_frame_bytes
 
     def profile(self, order: Sequence[int]) -> IntArray:
         """Live bytes at each step of `order` (all kernels of the file)."""
@@ -80,15 +81,17 @@ class Replay:
         last = np.full(len(self._sizes), -1, dtype=np.int64)
         np.maximum.at(last, self._read, step_of[self._readers])
         end = np.where(self._kept | (last < 0), steps, last + 1)
+        released = int(((last >= 0) & ~self._kept).sum())
         if len(self._takers):
             takes = last[self._taken] == step_of[self._takers]
             end[self._taken[takes]] -= 1
+            released -= int((last[self._into[takes]] >= 0).sum())  # they live in a buffer that is counted
             unread = self._into[takes & (last[self._into] < 0)]  # released with the buffer that it lives in
             end[unread] = step_of[self._made_by[unread]] + 1
         delta = np.zeros(steps + 1, dtype=np.int64)
         np.add.at(delta, step_of[self._made_by], self._sizes)
         np.subtract.at(delta, end, self._sizes)
-        delta[0] += self._frame_bytes
+        delta[0] += self._frame_bytes + self._release_bytes * released
         profile: IntArray = np.cumsum(delta[:steps]) + self._workspaces[sequence]
         return profile
 
@@ -151,7 +154,8 @@ class ByPriority:
                 self.consumers[p].append(k)
                 self.waiting[k] += 1
         kernels = graph.kernels
-        self.key = [k + count * kernels[k].late - 2 * count * kernels[k].first for k in range(count)]
+        before_all = count * (2 + max((kernel.late for kernel in kernels), default=0))
+        self.key = [k + count * kernels[k].late - before_all * kernels[k].first for k in range(count)]
         self.kernel_at = {key: k for k, key in enumerate(self.key)}
 
     def order(self, awaited: Mapping[int, int] | None = None) -> list[int]:

@@ -15,8 +15,19 @@ from onnx_sublinear.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from onnx_sublinear.api import Inspection, Report
+    from onnx_sublinear.matrix import Matrix
+    from onnx_sublinear.prediction import Configuration, Prediction
 
-__all__ = ["aligned", "inspection_text", "optimize_text", "report_json", "sparkline", "to_json"]
+__all__ = [
+    "aligned",
+    "inspection_text",
+    "matrix_text",
+    "optimize_text",
+    "predictions_text",
+    "report_json",
+    "sparkline",
+    "to_json",
+]
 
 _MOST_NAMES = 5
 _BARS = " .:-=+*#%@"
@@ -111,6 +122,44 @@ def inspection_text(inspection: Inspection) -> str:
     if inspection.symbols:
         parts.append(f"symbolic dims: {', '.join(map(printable, inspection.symbols))} (--dim NAME=N)")
     return "\n".join([*parts, *(f"note: {note}" for note in inspection.notes)])
+
+
+def _configuration(chosen: Configuration) -> list[str]:
+    return [chosen.build, chosen.level, chosen.order, "on" if chosen.allocation.arena else "off"]
+
+
+def predictions_text(predictions: Sequence[Prediction]) -> str:
+    """A row for each build, level and arena, the execution orders side by side; then why figures are missing."""
+    orders = list(dict.fromkeys(p.configuration.order for p in predictions))
+    rows: dict[tuple[str, ...], dict[str, Prediction]] = {}
+    for prediction in predictions:
+        build, level, order, arena = _configuration(prediction.configuration)
+        rows.setdefault((build, level, arena), {})[order] = prediction
+    table = [["build", "level", "arena and pattern", *(f"{order} order" for order in orders), "from"]]
+    for labels, by_order in rows.items():
+        found = [by_order.get(order) for order in orders]
+        sizes = ["-" if p is None or p.peak_bytes is None else format_bytes(p.peak_bytes) for p in found]
+        table.append([*labels, *sizes, next((p.source for p in found if p is not None and p.source), "")])
+    reasons = dict.fromkeys(
+        f"{p.configuration.build}, level {p.configuration.level}: {printable(p.reason)}"
+        for p in predictions
+        if p.reason
+    )
+    return "\n".join([aligned(table, right=range(3, 3 + len(orders))), *(f"note: {reason}" for reason in reasons)])
+
+
+def matrix_text(matrix: Matrix) -> str:
+    """Predicted against measured, a row for each model and configuration."""
+    table = [["model", "build", "level", "order", "arena and pattern", "predicted", "measured", "deviation"]]
+    for cell in matrix.cells:
+        sizes = ["-" if b is None else format_bytes(b) for b in (cell.predicted_bytes, cell.measured_bytes)]
+        deviation = "" if cell.deviation is None else f"{cell.deviation:+.1%}"
+        table.append([printable(cell.model), *_configuration(cell.configuration), *sizes, deviation])
+    reasons = dict.fromkeys(cell.note for cell in matrix.cells if cell.note)
+    lines = [aligned(table, right=(5, 6, 7)), *(f"note: {printable(reason)}" for reason in reasons)]
+    if matrix.worst_deviation is not None:
+        lines.append(f"largest deviation {format_share(matrix.worst_deviation)}")
+    return "\n".join(lines)
 
 
 def sparkline(values: Sequence[int], width: int) -> str:

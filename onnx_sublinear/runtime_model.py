@@ -20,7 +20,7 @@ from itertools import accumulate
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.liveness import Lifetime, peak_of
 from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, is_expanded, traits_of
-from onnx_sublinear.ops.workspace import run_overhead_bytes, workspace_bytes
+from onnx_sublinear.ops.workspace import run_overhead_bytes, scratch_on_heap, workspace_bytes
 from onnx_sublinear.sizes import TensorSizes, TensorType, element_bits
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 ALLOCATION_GRANULE_BYTES = 64  # ORT's CPU allocator aligns to the cache line
+RELEASE_COUNT_BYTES = 4  # an atomic counter (StreamExecutionContext)
 UNKNOWN_LAYOUT = -1  # below it: layouts of scalars, which may be in-place but never come from the free list
 
 
@@ -52,7 +53,9 @@ class Kernel:
         workspace_bytes: scratch while it runs.
         first: Shape or Size, which the runtime hoists.
         broadcast: elementwise with the inputs' shapes made one.
-        late: the runtime puts other nodes in its place, which count as the last of the file.
+        late: 0, or the round in which the runtime makes it anew; such nodes count as the last of the file, round by
+            round.
+        on_heap: the workspace never comes from the session's arena.
     """
 
     reads: tuple[int, ...]
@@ -62,7 +65,8 @@ class Kernel:
     workspace_bytes: int = 0
     first: bool = False
     broadcast: bool = False
-    late: bool = False
+    late: int = 0
+    on_heap: bool = False
 
 
 @dataclass
@@ -79,6 +83,8 @@ class RuntimeGraph:
         is_output: graph outputs.
         frame_bytes: what the run itself holds beside tensors.
         value_frame_bytes: the same for each value.
+        release_frame_bytes: the same for each buffer that it releases.
+        weights: bytes of each initializer and constant that is read.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -90,6 +96,8 @@ class RuntimeGraph:
     is_output: list[bool] = field(default_factory=list)
     frame_bytes: int = 0
     value_frame_bytes: int = 0
+    release_frame_bytes: int = 0
+    weights: list[int] = field(default_factory=list)
 
     def add_value(
         self, name: str, size_bytes: int, layout: int, *, shape: int = -1, external: bool = False, output: bool = False
@@ -102,6 +110,17 @@ class RuntimeGraph:
         self.external.append(external)
         self.is_output.append(output)
         return len(self.names) - 1
+
+    def frame_counting(self, least_bytes: int, released: int) -> int:
+        """What the run itself holds, in blocks of at least `least_bytes` each.
+
+        Args:
+            least_bytes: smaller ones are left out.
+            released: number of buffers that the run releases.
+        """
+        lists = (self.value_frame_bytes * len(self.names), self.release_frame_bytes * released)
+        arguments = self.frame_bytes if self.frame_bytes >= 3 * least_bytes else 0  # three lists
+        return arguments + sum(size for size in lists if size >= least_bytes)
 
     def producers(self) -> list[int]:
         """Per value the position of its kernel, or -1."""
@@ -159,6 +178,7 @@ def runtime_graph(
     visible: Mapping[str, TensorType] | None = None,
     target: Target = "cpu",
     training: bool = False,
+    settled: bool = False,
 ) -> RuntimeGraph:
     """The index in the runtime's terms.
 
@@ -168,16 +188,20 @@ def runtime_graph(
         visible: the types that the runtime knows (they decide reuse); default: those of `sizes`.
         target: whose in-place table holds.
         training: the training build's kernels.
+        settled: the nodes are the runtime's own (`runtime_dump`): nothing is put in their place any more.
     """
     known = sizes.types if visible is None else visible
     unused = sum(name not in index.readers for name in index.inputs)
     graph = RuntimeGraph(
         frame_bytes=run_overhead_bytes(unused, len(index.inputs) + len(index.outputs)),
         value_frame_bytes=run_overhead_bytes(1),
+        release_frame_bytes=RELEASE_COUNT_BYTES,
     )
+    constants = {o for node in index.nodes if node.op_type == "Constant" for o in node.output}
+    weights = [name for name in (*index.initializers, *constants) if name in index.readers]
+    graph.weights = [sizes.bytes_of(name) or 0 for name in weights]
     ids: dict[str, int] = {}
     numbers = LayoutNumbers()
-    constants = {o for node in index.nodes if node.op_type == "Constant" for o in node.output}
 
     def value(name: str) -> int:
         number = ids.get(name)
@@ -214,12 +238,14 @@ def runtime_graph(
                     [bound.get(n) for n in node.output],
                     opset,
                     training=training,
+                    outer=bound if position in index.captures else {},
                 )
                 if target == "cpu"
                 else 0,
                 traits_of(node).first,
                 traits_of(node).broadcast,
-                is_expanded(node, index, training=training),
+                not settled and is_expanded(node, index, training=training),
+                scratch_on_heap(node),
             )
         )
     return graph
@@ -321,12 +347,30 @@ class Simulation:
         profile: live bytes at each step, the same included.
         spans: per value that has a buffer of its own, the steps [start, end) in which that is held.
         buffer_of: per value the value whose buffer it lives in (itself, if it has its own; -1 for externals).
+        scratch: kernel workspaces at each step.
+        released: number of buffers that end before the run does.
     """
 
     peak_bytes: int
     profile: list[int]
     spans: dict[int, tuple[int, int]]
     buffer_of: list[int]
+    scratch: list[int] = field(default_factory=list)
+    released: int = 0
+
+    def peak_counting(self, graph: RuntimeGraph, least_bytes: int) -> int:
+        """The peak, workspaces and frame included, of blocks of at least `least_bytes` each.
+
+        A tracer that leaves out small blocks sees this figure.
+        """
+        delta = [0] * (len(self.profile) + 1)
+        delta[0] = graph.frame_counting(least_bytes, self.released)
+        for v, (start, end) in self.spans.items():
+            if graph.sizes[v] >= least_bytes:
+                delta[start] += graph.sizes[v]
+                delta[end] -= graph.sizes[v]
+        scratch = (size if size >= least_bytes else 0 for size in self.scratch)
+        return max(map(sum, zip(accumulate(delta), scratch, strict=False)), default=0)
 
     def peak_of_blocks(self, graph: RuntimeGraph, least_bytes: int) -> int:
         """The peak with blocks below `least_bytes` left out: the system does not see these come and go."""
@@ -417,16 +461,18 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
     steps = len(order)
     spans: dict[int, tuple[int, int]] = {}
     delta = [0] * (steps + 1)
-    delta[0] = graph.frame_bytes + graph.value_frame_bytes * len(graph.names)
+    released = sum(born[v] >= 0 and last_read[v] >= 0 and not is_output[v] for v in range(len(born)))
+    delta[0] = graph.frame_counting(0, released)
     for v, start in enumerate(born):
         if start >= 0:
             end = steps if is_output[v] or last_read[v] < 0 else last_read[v] + 1
             spans[v] = (start, end)
             delta[start] += sizes[v]
             delta[end] -= sizes[v]
-    profile = [live + kernels[k].workspace_bytes for live, k in zip(accumulate(delta), order, strict=False)]
+    scratch = [kernels[k].workspace_bytes for k in order]
+    profile = list(map(sum, zip(accumulate(delta), scratch, strict=False)))
     located = [b if born[b] >= 0 else -1 for b in buffer]
-    return Simulation(peak_of(profile), profile, spans, located)
+    return Simulation(peak_of(profile), profile, spans, located, scratch, released)
 
 
 def lower_bound(graph: RuntimeGraph) -> tuple[int, int]:

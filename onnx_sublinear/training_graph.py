@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from onnx import ModelProto, TensorProto
 
@@ -36,12 +37,14 @@ class TrainingGraph:
         dims: values of symbolic dims, for planning only.
         losses: names of the loss tensors where the user gave them.
         target: the execution provider that the plan is for.
+        build: the build of ONNX Runtime that it is for; "" is the one that the graph needs.
     """
 
     model: ModelProto
     dims: Mapping[str, int] = field(default_factory=dict)
     losses: Sequence[str] = ()
     target: Target = "cpu"
+    build: Literal["", "stock", "training"] = ""
 
     def with_model(
         self,
@@ -73,6 +76,13 @@ class TrainingGraph:
         other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
         return other
 
+    def for_build(self, build: Literal["stock", "training"]) -> TrainingGraph:
+        """The same model as another build of ONNX Runtime sees it."""
+        other = replace(self, build=build)
+        known = {name: self.__dict__.get(name) for name in _FACTS_OF_THE_FILE}
+        other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
+        return other
+
     @cached_property
     def index(self) -> GraphIndex:
         """The def-use index."""
@@ -96,6 +106,11 @@ class TrainingGraph:
             for n in nodes_at_any_depth(self.index.nodes)
             if domain_of(n) in ("", "com.microsoft")
         )
+
+    @property
+    def on_training_build(self) -> bool:
+        """Whether the training build runs it."""
+        return self.build == "training" or (not self.build and self.needs_training_build)
 
     @cached_property
     def float16_in_float(self) -> bool:
@@ -121,13 +136,13 @@ class TrainingGraph:
     @cached_property
     def visible(self) -> Mapping[str, TensorType]:
         """The types that the runtime knows."""
-        return runtime_types(self.index, propagates=not self.needs_training_build)
+        return runtime_types(self.index, propagates=not self.on_training_build)
 
     @cached_property
     def runtime(self) -> RuntimeGraph:
         """The file as the runtime sees it."""
         return runtime_graph(
-            self.index, self.sizes, visible=self.visible, target=self.target, training=self.needs_training_build
+            self.index, self.sizes, visible=self.visible, target=self.target, training=self.on_training_build
         )
 
     @cached_property
@@ -135,7 +150,7 @@ class TrainingGraph:
         """The file as the runtime runs it: `runtime`, but for what it puts in place of operators without a kernel."""
         if self.target != "cpu":
             return self.runtime
-        training = self.needs_training_build
+        training = self.on_training_build
         graph = self
         model, types, known = expanded(self.index, self.sizes, self.visible, training=training)
         if model is not self.model:
@@ -148,7 +163,7 @@ class TrainingGraph:
     @cached_property
     def simulations(self) -> dict[str, Simulation]:
         """What each order of the runtime needs: "default" and "priority"."""
-        orders = executed_orders(self.executed, training=self.needs_training_build)
+        orders = executed_orders(self.executed, training=self.on_training_build)
         return {name: simulate(self.executed, order) for name, order in orders.items()}
 
     @cached_property
@@ -161,10 +176,11 @@ class TrainingGraph:
         ]
 
 
-_FACTS = (
-    *("index", "sizes", "sections", "visible", "runtime", "executed", "simulations", "costs"),
+_FACTS_OF_THE_FILE = (
+    *("index", "sizes", "sections", "costs"),
     *("needs_training_build", "untouchable", "float16_in_float"),
 )
+_FACTS = (*_FACTS_OF_THE_FILE, "visible", "runtime", "executed", "simulations")
 
 _TRAINING_ONLY = frozenset(
     {

@@ -58,30 +58,33 @@ def with_bodies(graph: TrainingGraph) -> tuple[RuntimeGraph, dict[int, list[Kern
 
     first = len(runtime.kernels) - len(late)
     made_by = {executed.names[v]: k for k in range(first, len(executed.kernels)) for v in executed.kernels[k].writes}
-    bodies: dict[int, list[Kernel]] = {}
+    owner_of: dict[int, int] = {}
     for k in late:
-        found: set[int] = set()
         pending = [runtime.names[v] for v in runtime.kernels[k].writes]
         while pending:
-            name = pending.pop()
-            inner = made_by.get(name, -1)
-            if inner < 0 or inner in found:
-                continue
-            found.add(inner)
-            reads = (executed.names[v] for v in executed.kernels[inner].reads)
-            pending += [r for r in reads if r not in outside]
-        bodies[k] = [
+            inner = made_by.get(pending.pop(), -1)
+            if inner >= 0 and inner not in owner_of:
+                owner_of[inner] = k
+                reads = (executed.names[v] for v in executed.kernels[inner].reads)
+                pending += [r for r in reads if r not in outside]
+    bodies: dict[int, list[Kernel]] = {}
+    round_number, previous = 1, -1
+    for inner in sorted(owner_of):
+        owner = owner_of[inner]
+        round_number += owner < previous  # in each round the runtime goes through the file once
+        previous = owner
+        kernel = executed.kernels[inner]
+        bodies.setdefault(owner, []).append(
             replace(
-                executed.kernels[inner],
-                reads=tuple(map(value, executed.kernels[inner].reads)),
-                writes=tuple(map(value, executed.kernels[inner].writes)),
-                alias=pairs(executed.kernels[inner].alias),
-                inplace=pairs(executed.kernels[inner].inplace),
-                late=True,
+                kernel,
+                reads=tuple(map(value, kernel.reads)),
+                writes=tuple(map(value, kernel.writes)),
+                alias=pairs(kernel.alias),
+                inplace=pairs(kernel.inplace),
+                late=round_number,
             )
-            for inner in sorted(found)
-        ]
-    return joined, {k: kernels for k, kernels in bodies.items() if kernels}
+        )
+    return joined, bodies
 
 
 def file_rules(

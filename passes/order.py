@@ -63,7 +63,7 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
     replay = Replay(runtime)
     candidates = [list(in_file), hoist(runtime, in_file, fixed)]
     if not _has_clones(graph):
-        executed = executed_orders(runtime, training=graph.needs_training_build).values()
+        executed = executed_orders(runtime, training=graph.on_training_build).values()
         candidates += [order for order in executed if keeps_order(order, in_file, fixed)]
         candidates += base_orders(graph)
     best = min(candidates, key=lambda order: int(replay.profile(order).max()))
@@ -81,7 +81,7 @@ def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Em
     """The graph that keeps to `schedule`, within the limit as far as possible; None where side effects forbid it."""
     base, bodies = with_bodies(graph)
     rules = file_rules(graph, base, bodies, limit_bytes)
-    training = graph.needs_training_build
+    training = graph.on_training_build
     search = Enforcement(base, schedule, graph.sections.forward, fixed_nodes(graph), rules, limit_bytes, training)
     layout = search.run(guards(graph, rules))
     if layout is None:

@@ -80,7 +80,7 @@ class SharePass(Pass):
     def __call__(self, graph: TrainingGraph) -> PassResult:
         """Plans and writes."""
         runtime = graph.runtime
-        order = default_order(runtime, training_build=graph.needs_training_build)
+        order = default_order(runtime, training_build=graph.on_training_build)
         run = simulate(runtime, order, reuse=False)
         lifetimes = run.lifetimes(runtime)
         offsets, arena_bytes = pack(lifetimes)

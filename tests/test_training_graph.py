@@ -44,6 +44,16 @@ def test_the_same_nodes_keep_every_fact():
     assert all(getattr(other, name) is fact for name, fact in facts.items())
 
 
+def test_another_build_shares_the_facts_of_the_file_only():
+    g = graph(TEXT, dims={"N": 4})
+    facts = (g.index, g.sizes, g.runtime)
+    other = g.for_build("training")
+    assert (other.index, other.sizes) == facts[:2]
+    assert other.runtime is not facts[2]
+    assert other.on_training_build
+    assert not g.on_training_build
+
+
 def test_dims_bind_sizes_only():
     g = graph(TEXT, dims={"N": 100})
     assert g.sizes.bytes_of("h") == 3200

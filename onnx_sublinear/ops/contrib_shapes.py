@@ -5,12 +5,23 @@ Source (github.com/microsoft/onnxruntime): onnxruntime/core/graph/contrib_ops/co
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from onnx import TensorProto
 
 from onnx_sublinear.ops.shape_arithmetic import Call, Types, broadcast, positive_axis
 from onnx_sublinear.ops.tensor_types import Dim, TensorType
 
-__all__ = ["fused_conv", "fused_gemm", "fused_matmul", "layer_norm", "simplified_layer_norm", "skip_layer_norm"]
+__all__ = [
+    "fused_conv",
+    "fused_gemm",
+    "fused_matmul",
+    "layer_norm",
+    "simplified_layer_norm",
+    "skip_layer_norm",
+    "window_dims",
+]
 
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -49,24 +60,36 @@ def fused_gemm(call: Call) -> Types:
     return [TensorType(call.elem(0), _matmul(left, right))]
 
 
-def fused_conv(call: Call) -> Types:
-    """As Conv (onnx/defs/nn/defs.cc, convPoolShapeInference)."""
-    x, w, a = call.shape(0), call.shape(1), call.attributes()
-    if x is None or w is None or len(x) != len(w) or len(x) < 3:
-        return [TensorType(call.elem(0), None)]
-    rank = len(x) - 2
+def window_dims(image: Sequence[Dim], kernel: Sequence[Dim], a: Mapping[str, Any]) -> list[Dim]:
+    """Spatial dims of a convolution or a pool (onnx/defs/nn/defs.cc, convPoolShapeInference).
+
+    Args:
+        image: spatial dims of the input.
+        kernel: those of the window.
+        a: attributes of the node.
+    """
+    rank = len(image)
     strides, dilations = a.get("strides", [1] * rank), a.get("dilations", [1] * rank)
     pads, auto = a.get("pads", [0] * 2 * rank), a.get("auto_pad", b"NOTSET")
-    kernel = a.get("kernel_shape", list(w[2:]))
     spatial: list[Dim] = []
-    for i, dim in enumerate(x[2:]):
-        if not isinstance(dim, int) or not isinstance(kernel[i], int):
+    for i, (dim, window) in enumerate(zip(image, kernel, strict=True)):
+        if not isinstance(dim, int) or not isinstance(window, int):
             spatial.append(None)
         elif auto in (b"SAME_UPPER", b"SAME_LOWER"):
             spatial.append(-(-dim // strides[i]))
         else:
             padded = dim + (pads[i] + pads[i + rank] if auto == b"NOTSET" else 0)
-            spatial.append((padded - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1)
+            free = padded - (window - 1) * dilations[i] - 1
+            spatial.append((-(-free // strides[i]) if a.get("ceil_mode", 0) else free // strides[i]) + 1)
+    return spatial
+
+
+def fused_conv(call: Call) -> Types:
+    """As Conv."""
+    x, w, a = call.shape(0), call.shape(1), call.attributes()
+    if x is None or w is None or len(x) != len(w) or len(x) < 3:
+        return [TensorType(call.elem(0), None)]
+    spatial = window_dims(x[2:], a.get("kernel_shape", w[2:]), a)
     return [TensorType(call.elem(0), (x[0], w[0], *spatial))]
 
 

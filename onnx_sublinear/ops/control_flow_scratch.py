@@ -1,24 +1,24 @@
 """Scratch of If, Loop and Scan: what their bodies hold, and the copies of states and of outputs a step.
 
 A body's tensors are counted by lifetime in its own file order, each in a buffer of its own; tensors whose type cannot
-be inferred (most often because they depend on captured tensors) count as nothing. Source of the copies:
+be inferred count as nothing. Source of the copies:
 core/providers/cpu/controlflow (loop.cc, scan_utils.cc), checked against a malloc tracer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, shape_inference
 
-from onnx_sublinear.graph import attribute
+from onnx_sublinear.graph import attribute, captured_names
 from onnx_sublinear.ops.kernel_call import KernelCall
 from onnx_sublinear.ops.tensor_types import TensorType, from_proto, tensor_bytes, to_proto
 
 __all__ = ["NodeScratch", "control_flow", "scan_states", "typed_bodies"]
 
-NodeScratch = Callable[[NodeProto, Sequence[TensorType | None], Sequence[TensorType | None]], int]
-"""Scratch bytes of a node of the body."""
+NodeScratch = Callable[[NodeProto, Mapping[str, TensorType]], int]
+"""Scratch bytes of a node of the body, given the types of all tensors that it sees."""
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
@@ -27,18 +27,28 @@ def _bytes(known: TensorType | None) -> int:
     return (tensor_bytes(known) or 0) if known is not None else 0
 
 
-def _body_types(body: GraphProto, given: Sequence[TensorType | None], opset: int) -> dict[str, TensorType]:
-    """Types of the body's tensors, from its declarations and, where ONNX's inference can, from the node's inputs."""
+def _body_types(
+    body: GraphProto, given: Sequence[TensorType | None], outer: Mapping[str, TensorType], opset: int
+) -> dict[str, TensorType]:
+    """Types of the body's tensors and of those it captures.
+
+    From its declarations and, where ONNX's inference can, from the types of the node's inputs and of what is captured.
+    """
     model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
     for declared, known in zip(model.graph.input, given, strict=False):
         if known is not None and known.elem_type:
             declared.type.CopyFrom(to_proto(known))
+    own = {value.name for value in (*body.input, *body.initializer)} | {o for node in body.node for o in node.output}
+    captured = {name: known for name, known in outer.items() if name not in own}
+    for name, known in captured.items():
+        if known.elem_type:
+            model.graph.input.append(ValueInfoProto(name=name, type=to_proto(known)))
     try:
         inferred: ModelProto = shape_inference.infer_shapes(model)
     except shape_inference.InferenceError:
         inferred = model
     graph = inferred.graph
-    types: dict[str, TensorType] = {}
+    types: dict[str, TensorType] = dict(captured)
     for value in (*graph.input, *graph.value_info, *graph.output):
         known = from_proto(value.type)
         if known is not None:
@@ -55,22 +65,23 @@ def _roots(body: GraphProto) -> dict[str, str]:
     return root
 
 
-def _body_peak(body: GraphProto, types: Mapping[str, TensorType], scratch: NodeScratch) -> int:
-    """The largest live bytes of the body's own tensors, its outputs included."""
-    root = _roots(body)
+def _body_peak(
+    body: GraphProto, types: Mapping[str, TensorType], scratch: NodeScratch, placed: Container[str] = ()
+) -> int:
+    """The largest live bytes of the body's own tensors, its outputs included, but for those in `placed`."""
+    root = {name: source for name, source in _roots(body).items() if name not in placed}
     last = {root.get(name, name): step for step, node in enumerate(body.node) for name in node.input}
     last.update({root.get(value.name, value.name): len(body.node) for value in body.output})
     live = peak = 0
     released: dict[int, int] = {}
     for step, node in enumerate(body.node):
         for name in node.output:
-            if name and name not in root:
+            if name and name not in root and name not in placed:
                 size = _bytes(types.get(name))
                 live += size
                 end = last.get(name, step)
                 released[end] = released.get(end, 0) + size
-        inputs = [types.get(name) for name in node.input]
-        peak = max(peak, live + scratch(node, inputs, [types.get(name) for name in node.output]))
+        peak = max(peak, live + scratch(node, types))
         live -= released.pop(step, 0)
     return peak
 
@@ -86,8 +97,9 @@ def typed_bodies(call: KernelCall) -> list[tuple[GraphProto, dict[str, TensorTyp
     """The bodies of an If, Loop or Scan node, each with the types of its tensors."""
     names = ("then_branch", "else_branch") if call.node.op_type == "If" else ("body",)
     given = _BODY_INPUTS[call.node.op_type](call)
+    captured = {name: call.outer[name] for name in captured_names(call.node) if name in call.outer}
     found = (attribute(call.node, name) for name in names)
-    return [(a.g, _body_types(a.g, given, call.opset)) for a in found if a is not None]
+    return [(a.g, _body_types(a.g, given, captured, call.opset)) for a in found if a is not None]
 
 
 def _loop_inputs(call: KernelCall) -> list[TensorType | None]:
@@ -139,12 +151,17 @@ def _loop(call: KernelCall, scratch: NodeScratch) -> int:
 
 
 def _scan(call: KernelCall, scratch: NodeScratch) -> int:
-    """The body over the states before it; what it stacks is written where it belongs."""
+    """The body, and the states before and behind a step; what it makes is written where it belongs.
+
+    The first step reads the node's input and the last writes its output (LoopStateVariable in scan_utils.cc).
+    """
     states = scan_states(call)
+    axes = call.integers("scan_input_axes") or (0,)
+    steps = call.shape(states)[axes[0]] if states < len(call.node.input) else 1
     for body, types in typed_bodies(call):
-        carried = _carried(body, types, slice(states))
-        slices = sum(_bytes(types.get(value.name)) for value in body.output[states:])
-        return carried + _body_peak(body, types, scratch) - slices
+        placed = {value.name for value in body.output}
+        held = sum(_bytes(types.get(value.name)) for value in body.output[:states])
+        return min(2, max(0, steps - 1)) * held + _body_peak(body, types, scratch, placed)
     return 0
 
 

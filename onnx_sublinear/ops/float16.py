@@ -2,7 +2,8 @@
 
 Most CPU kernels have no float16 version. For a node without one, the runtime casts the inputs to float and the
 outputs back (InsertCastTransformer), and then drops every pair float -> float16 -> float. What is left between two
-such nodes is a float tensor of twice the bytes; a Cast of the model between them is gone.
+such nodes is a float tensor of twice the bytes; a Cast of the model between them is gone. In graphs without float16
+casts there and back are dropped too (float -> double -> float).
 
 Sources: core/optimizer/insert_cast_transformer.cc; the kernels by experiment on x86-64 without AVX512-FP16 (machines
 with float16 arithmetic have more of them).
@@ -111,11 +112,13 @@ def with_casts(
         training: onnxruntime-training 1.19.2 instead of current stock builds.
 
     Returns:
-        A new model, or the given one if it has no float16 tensor.
+        A new model, or the given one if it has neither a float16 tensor nor a cast of a cast.
     """
-    if not any(map(_is_float16, types.values())):
+    has_float16 = any(map(_is_float16, types.values()))
+    if not has_float16 and not _has_cast_of_cast(index):
         return index.model
-    rewriter = _CastRewriter(index, types, _nodes_in_float32(index, types, training))
+    in_float = _nodes_in_float32(index, types, training) if has_float16 else [False] * len(index.nodes)
+    rewriter = _CastRewriter(index, types, in_float)
     rewriter.insert(order)
     rewriter.drop_pairs()
     model = ModelProto()
@@ -123,6 +126,11 @@ def with_casts(
     del model.graph.node[:]
     model.graph.node.extend(node for node in rewriter.nodes if node is not None)
     return model
+
+
+def _has_cast_of_cast(index: GraphIndex) -> bool:
+    casts = [node for node in index.nodes if node.op_type == "Cast"]
+    return not {node.input[0] for node in casts}.isdisjoint(node.output[0] for node in casts)
 
 
 class _CastRewriter:

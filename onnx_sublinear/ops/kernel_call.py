@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto, TensorProto
 
@@ -30,6 +30,7 @@ class KernelCall:
         outputs: the type of each output slot.
         opset: version of the default domain.
         training: onnxruntime-training 1.19.2 instead of current stock builds.
+        outer: types of the tensors that the node's subgraphs may capture, by name.
     """
 
     node: NodeProto
@@ -37,6 +38,7 @@ class KernelCall:
     outputs: Sequence[TensorType | None]
     opset: int
     training: bool = False
+    outer: Mapping[str, TensorType] = field(default_factory=dict)
 
     def shape(self, slot: int) -> Shape:
         """Static dims of an input; UnknownTypeError where they are not known."""

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from onnx_sublinear.ops import contrib_shapes as fused
 from onnx_sublinear.ops import training_shapes as training
+from onnx_sublinear.ops.nchwc_shapes import NCHWC_DOMAIN, NCHWC_RULES
 from onnx_sublinear.ops.shape_arithmetic import Call, Rule
 from onnx_sublinear.ops.symbolic_shapes import SYMBOLIC_RULES
 from onnx_sublinear.ops.tensor_types import TensorType
@@ -156,6 +157,8 @@ def rule_for(op_type: str, domain: str, has_schema: bool, runtime: bool) -> Rule
     """
     if has_schema:
         return SYMBOLIC_RULES.get(op_type) if domain == "" and not runtime else None
+    if domain == NCHWC_DOMAIN:
+        return NCHWC_RULES.get(op_type)
     if domain not in ("", "com.microsoft") or (runtime and op_type in _BLIND_IN_ORT):
         return None
     return (_SEEN_BY_ORT.get(op_type) if runtime else None) or _RUNTIME_OPS.get(op_type)

@@ -66,6 +66,7 @@ _VIEW = Traits(view=_FIRST)
 _BOTH = Traits(inplace={"cpu": _FIRST, "cuda": _FIRST})
 _CPU_ONLY = Traits(inplace={"cpu": _FIRST})
 _CUDA_ONLY = Traits(inplace={"cuda": _FIRST})
+_SUM_INPLACE = Traits(inplace={"cpu": ((3, 0),)})  # into the tensor that the kernel adds
 _BROADCAST = Traits(broadcast=True)
 _RANDOM = Traits(random=True)
 _EFFECT = Traits(side_effect=True)
@@ -136,7 +137,7 @@ _MICROSOFT: dict[str, Traits] = {
             *("GatherNDGrad", "SoftmaxCrossEntropyLossGrad", "SoftmaxCrossEntropyLossInternal", "DivGrad", "SliceGrad"),
             *("SoftmaxCrossEntropyLossInternalGrad", "ReduceSumTraining", "ConcatTraining", "SplitTraining", "Scale"),
             *("SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad", "SoftmaxCrossEntropy", "ConvTransposeGrad"),
-            *("SoftmaxCrossEntropyGrad", "FusedMatMul", "TransposeMatMul", "FusedGemm", "FusedConv", "Trilu"),
+            *("SoftmaxCrossEntropyGrad", "FusedMatMul", "TransposeMatMul", "FusedGemm", "Trilu"),
             *("BiasSoftmax", "Inverse", "ReduceAllL2", "IsFinite", "IsAllFinite", "MixedPrecisionScale", "ResizeGrad"),
             *("ClipGradNorm", "PadAndUnflatten", "FlattenAndUnpad", "Group", "PassThrough"),
         ),
@@ -151,6 +152,7 @@ _MICROSOFT: dict[str, Traits] = {
         ),
         _EFFECT,
     ),
+    "FusedConv": _SUM_INPLACE,
     "BatchNormInternal": Traits(state=((3, 1), (4, 2)), statistics=True),
     "InPlaceAccumulatorV2": Traits(state=((0, 1),), side_effect=True),
     "InPlaceAccumulator": Traits(state=((0, 0),), side_effect=True),
@@ -168,6 +170,11 @@ _ONNX_WITHOUT_SCHEMA = {"MaxPoolGrad": _ORDINARY, "AveragePoolGrad": _ORDINARY}
 _TABLES: dict[str, dict[str, Traits]] = {
     "": {**_ONNX, **_ONNX_WITHOUT_SCHEMA},
     "com.microsoft": _MICROSOFT,
+    "com.microsoft.nchwc": {  # put in by the runtime
+        "Conv": _SUM_INPLACE,
+        **dict.fromkeys(("ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "Upsample"), _ORDINARY),
+        **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), _ORDINARY),
+    },
     "ai.onnx.ml": {},
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from onnx import NodeProto, TensorProto
 
@@ -21,7 +22,7 @@ from onnx_sublinear.ops.float16 import runs_in_float32
 from onnx_sublinear.ops.kernel_call import KernelCall, UnknownTypeError
 from onnx_sublinear.ops.tensor_types import TensorType, tensor_bytes
 
-__all__ = ["run_overhead_bytes", "workspace_bytes"]
+__all__ = ["run_overhead_bytes", "scratch_on_heap", "workspace_bytes"]
 
 _ONNX: dict[str, scratch.Rule] = {
     "Conv": scratch.conv,
@@ -82,7 +83,28 @@ _MICROSOFT: dict[str, scratch.Rule] = {
     "LSTMGrad": scratch.lstm_grad,
 }
 
+# Kernels that take their scratch from the heap, not from the session's allocator, so never from its arena.
+_ON_HEAP = frozenset(
+    {
+        *("MatMul", "FusedMatMul", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceSumSquare", "ReduceL1", "ReduceL2"),
+        *("ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceSumTraining", "Expand"),
+        *(
+            "OneHot",
+            "ScatterElements",
+            "ScatterND",
+            "GatherND",
+            "GatherElementsGrad",
+            "GatherNDGrad",
+            "TopK",
+            "NonZero",
+        ),
+        *("BatchNormalization", "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal"),
+        *("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad", "InvertibleLayerNormalizationGrad"),
+    }
+)
+
 _TABLES: Mapping[str, Mapping[str, scratch.Rule]] = {"": _ONNX, "com.microsoft": _MICROSOFT}
+_NOTHING: Mapping[str, TensorType] = MappingProxyType({})
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 # Operators without a float16 kernel that are functions: the runtime expands them, so more float tensors of the size
@@ -94,6 +116,11 @@ _NAME_BYTES = 32  # sizeof(std::string)
 _ARGUMENT_BYTES = 2 * _NAME_BYTES + 40  # two lists of names, and the binding's entry
 
 
+def scratch_on_heap(node: NodeProto) -> bool:
+    """Whether the kernel's scratch stays out of the session's arena."""
+    return node.op_type in _ON_HEAP and domain_of(node) in ("", "com.microsoft")
+
+
 def workspace_bytes(
     node: NodeProto,
     inputs: Sequence[TensorType | None],
@@ -101,6 +128,7 @@ def workspace_bytes(
     opset: int,
     *,
     training: bool = False,
+    outer: Mapping[str, TensorType] = _NOTHING,
 ) -> int:
     """Bytes of scratch that ORT's CPU kernel of `node` holds while it runs, beyond inputs and outputs.
 
@@ -113,25 +141,30 @@ def workspace_bytes(
         outputs: bound type of each output slot.
         opset: version of the default domain.
         training: onnxruntime-training 1.19.2 instead of current stock builds.
+        outer: types of the tensors that the node's subgraphs may capture, by name.
 
     Returns:
         The bytes; 0 where a type that the formula needs is unknown.
     """
     domain = domain_of(node)
-    call = KernelCall(node, inputs, outputs, opset, training)
+    call = KernelCall(node, inputs, outputs, opset, training, outer)
     if runs_in_float32(node, inputs, training=training):
         return _float32_copies(call) + _scratch(domain, call.in_float32())
     return _scratch(domain, call)
 
 
+def _inner_scratch(node: NodeProto, types: Mapping[str, TensorType], *, opset: int, training: bool) -> int:
+    """Scratch of a node of a body whose tensors, and those around it, have `types`."""
+    inputs, outputs = ([types.get(name) for name in names] for names in (node.input, node.output))
+    return workspace_bytes(node, inputs, outputs, opset, training=training, outer=types)
+
+
 def _scratch(domain: str, call: KernelCall) -> int:
-    if call.node.op_type in _CONTROL_FLOW and not domain:
-        return control_flow(call, partial(workspace_bytes, opset=call.opset, training=call.training))
     rule = _TABLES.get(domain, {}).get(call.node.op_type)
-    if rule is None:
-        return 0
     try:
-        return max(0, rule(call))
+        if call.node.op_type in _CONTROL_FLOW and not domain:
+            return control_flow(call, partial(_inner_scratch, opset=call.opset, training=call.training))
+        return max(0, rule(call)) if rule is not None else 0
     except (UnknownTypeError, IndexError):  # IndexError: an operand of too low a rank; inference reports it
         return 0
 

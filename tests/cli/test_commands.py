@@ -123,6 +123,18 @@ class TestInspect:
         assert "largest tensors" in out
         assert re.search(r"^\|.{10,}\|$", out, re.MULTILINE)
 
+    def test_runtime_adds_a_prediction_for_each_session(self, capsys: Captured) -> None:
+        data = call(capsys, "inspect", CHAIN, "--runtime")
+        assert len(data["runtime"]) == 24
+        plain = [p for p in data["runtime"] if p["configuration"]["level"] == "none" and p["source"]]
+        assert min(p["peak_bytes"] for p in plain) > 0
+        assert run(["inspect", str(CHAIN), "--runtime"]) == 0
+        assert re.search(r"^training +none +off +[\d.]+ [KMG]iB", capsys.readouterr().out, re.MULTILINE)
+
+    def test_runtime_is_for_the_cpu(self, capsys: Captured) -> None:
+        assert run(["inspect", str(CHAIN), "--runtime", "--target", "cuda"]) == 2
+        assert "--runtime predicts sessions on the CPU only" in capsys.readouterr().err
+
 
 class TestVerify:
     def test_equal_models(self, optimized: Path, capsys: Captured) -> None:
@@ -182,6 +194,14 @@ class TestBench:
         assert re.search(r"^peak, predicted +[\d.]+ [KMG]iB +[\d.]+ [KMG]iB +[\d.]+%$", out, re.MULTILINE)
         assert re.search(r"^time of a step .* x [\d.]+$", out, re.MULTILINE)
         assert "equal bits" in out
+
+    def test_two_models_are_needed_without_matrix(self, capsys: Captured) -> None:
+        assert run(["bench", str(CHAIN)]) == 2
+        assert "use --matrix" in capsys.readouterr().err
+
+    def test_matrix_is_for_the_cpu(self, capsys: Captured) -> None:
+        assert run(["bench", str(CHAIN), "--matrix", "--target", "cuda"]) == 2
+        assert "--matrix measures sessions on the CPU only" in capsys.readouterr().err
 
     def test_without_a_runtime_the_extra_is_named(
         self, optimized: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch

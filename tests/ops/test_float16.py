@@ -32,6 +32,21 @@ def cast(model, types):
     return text(with_casts(index, types, index.order))
 
 
+def test_casts_there_and_back_are_dropped_in_float_graphs_too():
+    """a -> Cast to double -> Cast to float -> Sin: the casts are gone."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Cast", ["a"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Cast", ["d"], ["e"], to=FLOAT),
+        helper.make_node("Sin", ["e"], ["z"]),
+    ]
+    info = {n: helper.make_tensor_value_info(n, FLOAT, [4, 4]) for n in "xz"}
+    graph = helper.make_graph(nodes, "g", [info["x"]], [info["z"]])
+    types = {n: TensorType(TensorProto.DOUBLE if n == "d" else FLOAT, (4, 4)) for n in "xadez"}
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    assert cast(model, types) == ["Exp x -> a", "Sin a -> z"]
+
+
 def test_chain_runs_in_float_from_end_to_end():
     model, types = build([("Tanh", "x", "y"), ("Exp", "y", "z")], outputs="z")
     assert cast(model, types) == [

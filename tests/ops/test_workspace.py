@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx_sublinear.ops.tensor_types import TensorType
-from onnx_sublinear.ops.workspace import run_overhead_bytes, workspace_bytes
+from onnx_sublinear.ops.workspace import run_overhead_bytes, scratch_on_heap, workspace_bytes
 
 FLOAT, HALF, INT64, BOOL = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL
 
@@ -213,6 +213,41 @@ def loop(steps):
 def test_loop_keeps_both_states_and_every_stacked_piece():
     node, inputs, outputs = loop(5)
     assert workspace_bytes(node, inputs, outputs, 18) == (2 + 5) * 4000
+
+
+def test_bodies_know_the_types_of_what_they_capture():
+    """The body of the branch makes one tensor of w's shape beside its output; nothing in it has a declared type."""
+    branch = helper.make_graph(
+        [helper.make_node("Exp", ["w"], ["a"]), helper.make_node("Exp", ["a"], ["b"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("b", FLOAT, [100])],
+    )
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    types = [TensorType(BOOL, ())], [TensorType(FLOAT, (100,))]
+    assert workspace_bytes(node, *types, 18) == 0
+    assert workspace_bytes(node, *types, 18, outer={"w": TensorType(FLOAT, (100,))}) == 400
+
+
+@pytest.mark.parametrize(("steps", "states"), [(1, 0), (2, 1), (5, 2)])
+def test_scan_holds_its_states_before_and_behind_a_step(steps, states):
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Exp", ["t"], ["u"])],
+        "body",
+        [value("s", FLOAT, [100]), value("x", FLOAT, [100])],
+        [value("t", FLOAT, [100]), value("u", FLOAT, [100])],
+    )
+    node = helper.make_node("Scan", ["s0", "xs"], ["s1", "ys"], body=body, num_scan_inputs=1)
+    stacked = TensorType(FLOAT, (steps, 100))
+    types = [TensorType(FLOAT, (100,)), stacked]
+    assert workspace_bytes(node, types, types, 18) == states * 400
+
+
+def test_scratch_on_the_heap_is_told_apart():
+    node = helper.make_node("ScatterElements", ["a", "b", "c"], ["d"])
+    assert scratch_on_heap(node)
+    assert not scratch_on_heap(helper.make_node("Conv", ["x", "w"], ["y"]))
 
 
 def test_run_overhead_grows_with_values_and_arguments():
