@@ -38,6 +38,7 @@ class TrainingGraph:
         losses: names of the loss tensors where the user gave them.
         target: the execution provider that the plan is for.
         build: the build of ONNX Runtime that it is for; "" is the one that the graph needs.
+        robust: whether all execution orders count, or only the default one.
     """
 
     model: ModelProto
@@ -45,6 +46,7 @@ class TrainingGraph:
     losses: Sequence[str] = ()
     target: Target = "cpu"
     build: Literal["", "stock", "training"] = ""
+    robust: Literal["all", "default"] = "all"
 
     def with_model(
         self,
@@ -162,9 +164,10 @@ class TrainingGraph:
 
     @cached_property
     def simulations(self) -> dict[str, Simulation]:
-        """What each order of the runtime needs: "default" and "priority"."""
+        """What each order of the runtime that counts needs: "default" and "priority"."""
         orders = executed_orders(self.executed, training=self.on_training_build)
-        return {name: simulate(self.executed, order) for name, order in orders.items()}
+        counted = ("default",) if self.robust == "default" else tuple(orders)
+        return {name: simulate(self.executed, orders[name]) for name in counted}
 
     @cached_property
     def costs(self) -> list[int]:

@@ -125,11 +125,16 @@ class Emitted:
 
     Attributes:
         graph: the graph.
-        added: number of nodes that were added.
+        rows: per node the node (of the graph without additions) that it stands for; -1 for added ones.
     """
 
     graph: TrainingGraph
-    added: int
+    rows: tuple[int, ...]
+
+    @property
+    def added(self) -> int:
+        """Number of nodes that were added."""
+        return self.rows.count(-1)
 
     @cached_property
     def worst_bytes(self) -> int:
@@ -189,7 +194,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes:
     elif own_from_bytes is not None and not graph.float16_in_float:  # what is in a body is not known to the runtime
         executed = _runtime(layout, emitter, visible)
     written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime, executed=executed)
-    return Emitted(written, sum(isinstance(row, Added) for row in rows))
+    return Emitted(written, tuple(-1 if isinstance(row, Added) else row for row in rows))
 
 
 def _undeclared(graph: TrainingGraph, emitter: _Emitter, model: ModelProto) -> tuple[GraphIndex, dict[str, TensorType]]:

@@ -8,17 +8,22 @@ Stages:
 2. Find the few additions (`barriers`) that keep every order to it (`enforcement`).
 3. Write nodes, additions, and the type of every tensor that inference knows (the runtime reuses no buffer of unknown
    shape); where dead buffers are held for later tensors, hide their dims (`veils`).
+4. Where ONNX Runtime is installed, ask it for the graph that it would run (`fusions`), and hold what would run ahead of
+   fused nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onnx_sublinear.passes.barriers import Layout
 from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.emission import Emitted
 from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import file_rules, with_bodies
+from onnx_sublinear.passes.fusions import TOLERANCE, can_be_checked, executed_files, fused_holds, fused_peak_bytes
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
 from onnx_sublinear.passes.veils import Veiling, guards
 from onnx_sublinear.replay import Replay
@@ -30,6 +35,7 @@ from onnx_sublinear.training_graph import TrainingGraph
 __all__ = ["OrderPass"]
 
 _TOLERANCE, _LEAST_TOLERANCE = 1.02, 1.001
+_CHECKS = 3
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,40 @@ def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Em
     """The graph that keeps to `schedule`, within the limit as far as possible; None where side effects forbid it."""
     base, bodies = with_bodies(graph)
     rules = file_rules(graph, base, bodies, limit_bytes)
-    training = graph.on_training_build
-    search = Enforcement(base, schedule, graph.sections.forward, fixed_nodes(graph), rules, limit_bytes, training)
-    layout = search.run(guards(graph, rules))
+    forward, fixed = graph.sections.forward, fixed_nodes(graph)
+    all_orders = graph.robust == "all"
+    search = Enforcement(base, schedule, forward, fixed, rules, limit_bytes, graph.on_training_build, all_orders)
+    veils = guards(graph, rules)
+    layout = search.run(veils)
     if layout is None:
         return None
-    return Veiling(graph, search).best(layout)
+    best = Veiling(graph, search).best(layout)
+    if not all_orders or not can_be_checked(search, best):
+        return best
+    return _checked(graph, search, layout, best, veils)
+
+
+def _checked(
+    graph: TrainingGraph, search: Enforcement, layout: Layout, best: Emitted, veils: Collection[int]
+) -> Emitted:
+    """The graph with the holds that the runtime's fusions call for, where these help."""
+    files = executed_files(best)
+    worst = fused_peak_bytes(files)
+    further: dict[int, int] = {}
+    for _ in range(_CHECKS):
+        if worst <= search.limit_bytes * TOLERANCE:
+            break
+        added = fused_holds(search, best, files, layout.placement.holds)
+        if not added:
+            break
+        further = {**further, **added}
+        following = search.run(veils, further)
+        if following is None:
+            break
+        emitted = Veiling(graph, search).best(following)
+        files = executed_files(emitted)
+        reached = fused_peak_bytes(files)
+        if not files or max(reached, emitted.worst_bytes) >= max(worst, best.worst_bytes):
+            break
+        best, layout, worst = emitted, following, reached
+    return best

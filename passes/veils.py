@@ -68,7 +68,7 @@ class Veiling:
         # As a fresh look at the written model sees it: what stands for a body here is all but exact.
         graph = best.graph
         settled = graph.with_model(graph.model, index=graph.index, sizes=graph.sizes, visible=graph.visible)
-        return Emitted(settled, best.added) if self.search.rules.bodies else best
+        return Emitted(settled, best.rows) if self.search.rules.bodies else best
 
     def _best(self, layout: Layout) -> Emitted:
         private = not self.search.training

@@ -1,0 +1,76 @@
+"""What the installed ONNX Runtime makes of a written graph, and which holds that calls for.
+
+Fusions put new nodes in place of old ones; in the order by priority these count as the last of the file. The runtime is
+asked for the graph that it would run (`executed_graph`); nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx_sublinear.errors import SublinearError
+from onnx_sublinear.executed_graph import ExecutedGraph, executed_graph
+from onnx_sublinear.passes.emission import Emitted
+from onnx_sublinear.passes.enforcement import Enforcement
+from onnx_sublinear.passes.holds import RunFile, holds_for
+from onnx_sublinear.runtime import Level
+from onnx_sublinear.runtime_dump import installed_build
+
+__all__ = ["CHECKED_LEVELS", "TOLERANCE", "can_be_checked", "executed_files", "fused_holds", "fused_peak_bytes"]
+
+CHECKED_LEVELS: tuple[Level, ...] = ("basic", "all")
+TOLERANCE = 1.02
+_MOST_NODES = 6000  # creating a session takes long beyond
+
+
+def can_be_checked(search: Enforcement, emitted: Emitted) -> bool:
+    """Whether the build that the graph is for is installed, on a CPU plan of a size for which that takes seconds."""
+    graph = emitted.graph
+    wanted = "training" if search.training else "stock"
+    return graph.target == "cpu" and len(emitted.rows) <= _MOST_NODES and installed_build() == wanted
+
+
+def executed_files(emitted: Emitted) -> list[ExecutedGraph]:
+    """What a session runs at each level that is checked; nothing where the runtime refuses the model."""
+    try:
+        return [executed_graph(emitted.graph, level) for level in CHECKED_LEVELS]
+    except SublinearError:
+        return []
+
+
+def fused_peak_bytes(files: Sequence[ExecutedGraph]) -> int:
+    """The worst peak of any order at any level that is checked (0 where nothing is known)."""
+    return max((run.peak_bytes for file in files for run in file.simulations.values()), default=0)
+
+
+def fused_holds(
+    search: Enforcement, emitted: Emitted, files: Sequence[ExecutedGraph], held: Mapping[int, int]
+) -> dict[int, int]:
+    """Holds for what runs ahead of fused nodes where a level then needs more than the limit.
+
+    Args:
+        search: what placed the additions so far.
+        emitted: the written graph.
+        files: what a session runs of it.
+        held: kernels that are held already -> the value that each waits for.
+    """
+    found: dict[int, int] = {}
+    for file in files:
+        if file.simulations["priority"].peak_bytes > search.limit_bytes * TOLERANCE:
+            found |= holds_for(
+                search.graph, _run_file(emitted, file), search.rules, search.limit_bytes, {**held, **found}
+            )
+    return found
+
+
+def _run_file(emitted: Emitted, file: ExecutedGraph) -> RunFile:
+    """The runtime's graph with what its nodes stand for; a new one stands where what it reads is made."""
+    count = len(emitted.rows)
+    rows = [emitted.rows[origin] if origin >= 0 else -1 for origin in file.origins]
+    places = list(file.origins)
+    made_at = {v: k for k, kernel in enumerate(file.runtime.kernels) for v in kernel.writes}
+    for k in file.orders["default"]:
+        if places[k] < 0:
+            before = (places[made_at[v]] for v in file.runtime.kernels[k].reads if v in made_at)
+            places[k] = max(before, default=0)
+    return RunFile(file.runtime, rows, places, [index >= count for index in file.dump.indices])
