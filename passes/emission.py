@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, LayoutNumbers, 
 from onnx_sublinear.sizes import TensorType, runtime_types
 from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["Emitted", "emit"]
+__all__ = ["Draft", "Emitted", "emit"]
 
 _MIN_TAKES_INT64 = 12  # opset; before it, products of sizes with zeros serve as well
 
@@ -142,7 +142,7 @@ class Emitted:
         return max(run.peak_bytes for run in self.graph.simulations.values())
 
 
-def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes: int | None = None) -> Emitted:
+def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> Emitted:
     """The model of `layout`.
 
     Every tensor whose type is known is declared, since the runtime takes no buffer over for a tensor of unknown
@@ -153,48 +153,126 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool, own_from_bytes:
         layout: what to write.
         private: declare views with symbols of their own for dims, and what is behind them with what the runtime infers
             from these.
-        own_from_bytes: declare tensors from this size on with symbols of their own wherever the runtime infers no
-            number; None: none. Then no dead buffer is held for a later tensor of the same shape, while in-place kernels
-            still match (allocation_planner.cc, SameShape compares symbols; where inference finds a symbol and another
-            one is declared, the declared one stays: onnx/defs/shape_inference.h, mergeInDimensionInfo).
     """
+    emitter, nodes, rows = _nodes(graph, layout, private)
+    types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
+    types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
+    model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
+    index = GraphIndex(model)
+    visible = {**graph.visible, **types, **emitter.counts}
+    if private and emitter.declared:
+        visible = runtime_types(index, propagates=True, private_dims=True)
+    if private:
+        _declare(graph, model, {name: visible.get(name, t) for name, t in types.items()})
+    runtime = None
+    if graph.executed is graph.runtime and len(rows) == len(layout.rows) + len(emitter.constants):
+        runtime = _runtime(layout, emitter, visible)
+    return _written(graph, emitter, model, rows, index=index, visible=visible, runtime=runtime)
+
+
+class Draft:
+    """A layout whose tensors are to be declared with other dims than the runtime would infer.
+
+    Where inference finds a symbol and another one is declared, the declared one stays (onnx/defs/shape_inference.h,
+    mergeInDimensionInfo), and the allocation planner matches tensors by symbols (allocation_planner.cc, SameShape). So
+    wherever the runtime infers no number, it is ours to say which tensors may take over each other's buffers: those of
+    one size that are made in one epoch of the schedule, but for those that are set apart, and the pairs of in-place
+    kernels.
+
+    As few as possible are set apart: the planner looks through all free buffers at each tensor, so that with many that
+    nothing takes over a session is slow to create.
+
+    Args:
+        graph: the model without the layout's additions.
+        layout: what to write.
+        least_bytes: smaller tensors stay as they are.
+    """
+
+    def __init__(self, graph: TrainingGraph, layout: Layout, least_bytes: int) -> None:
+        self.graph, self.layout, self.least_bytes = graph, layout, least_bytes
+        self.emitter, nodes, self.rows = _nodes(graph, layout, True)
+        self.model = replace_nodes(graph.model, nodes, [])
+        self.index, self.visible = _undeclared(graph, self.emitter, self.model)
+
+    def executed(self, epoch: int, apart: Collection[str]) -> RuntimeGraph:
+        """The file as the runtime runs it, with epochs of that many nodes and these tensors set apart."""
+        return _runtime(self.layout, self.emitter, {**self.visible, **self._dims(epoch, apart)})
+
+    def written(self, epoch: int, apart: Collection[str]) -> Emitted:
+        """The model, with epochs of that many nodes and these tensors set apart."""
+        graph, emitter = self.graph, self.emitter
+        visible = {**self.visible, **self._dims(epoch, apart)}
+        types = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer} | emitter.declared
+        _declare(graph, self.model, {name: visible.get(name, t) for name, t in types.items()})
+        runtime = executed = None
+        if not self.graph.float16_in_float and len(self.rows) <= len(self.layout.rows) + len(emitter.constants):
+            executed = _runtime(self.layout, emitter, visible)
+            runtime = executed if graph.executed is graph.runtime else None
+        return _written(
+            graph, emitter, self.model, self.rows, index=self.index, visible=visible, runtime=runtime, executed=executed
+        )
+
+    def _dims(self, epoch: int, apart: Collection[str]) -> dict[str, TensorType]:
+        """Types with other symbols in place of those that the runtime would carry on."""
+        laid, names, known = self.layout.graph, self.emitter.names, self.graph.sizes.types
+        own: dict[int, TensorType] = {}
+        for place, kernel in enumerate(laid.kernels):
+            for v in kernel.writes:
+                t = self.visible.get(names[v])
+                if laid.is_output[v] or laid.sizes[v] < self.least_bytes or t is None or t.shape is None:
+                    continue
+                pairs = () if names[v] in apart else kernel.inplace
+                source = next((a for a, b in pairs if b == v and laid.layouts[a] == laid.layouts[v]), -1)
+                taken = own.get(source, self.visible.get(names[source]) if source >= 0 else None)
+                if taken is not None and taken.elem_type == t.elem_type and _numbers(taken) == _numbers(t):
+                    own[v] = taken
+                    continue
+                exact = known.get(self.emitter.tensor_of(names[v]))
+                dims = exact.shape if exact is not None and exact.shape is not None else t.shape
+                shape: list[int | str | None] = []
+                for i, (seen, dim) in enumerate(zip(t.shape, dims, strict=True)):
+                    alone = dim is None or names[v] in apart
+                    symbol = f"{names[v]}:{i}" if alone else f"{dim}@{place // epoch}"
+                    shape.append(seen if isinstance(seen, int) else symbol)
+                own[v] = TensorType(t.elem_type, tuple(shape))
+        return {names[v]: t for v, t in own.items()}
+
+
+def _nodes(graph: TrainingGraph, layout: Layout, private: bool) -> tuple[_Emitter, list[NodeProto], list[int]]:
+    """The nodes of a layout in file order, and per node the row that it stands for (-1: added)."""
     emitter = _Emitter(graph, layout, private)
     nodes: list[NodeProto] = []
-    rows: list[int | Added] = []
+    rows: list[int] = []
     for n, row in enumerate(layout.rows):
         if isinstance(row, Added):
             made = list(emitter.nodes_of(row))
             nodes += made
-            rows += [row] * len(made)
+            rows += [-1] * len(made)
         elif n == 0 or layout.rows[n - 1] != row:  # else: the next kernel of a body
             nodes.append(emitter.original(row, layout.swaps.get(row, {})))
             rows.append(row)
-    nodes = emitter.constants + nodes
-    rows = [*(Added("shape", -1, -1) for _ in emitter.constants), *rows]
-    types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
-    types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
-    model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
-    if own_from_bytes is not None:
-        index, visible = _undeclared(graph, emitter, model)
-        visible.update(_own_dims(layout, emitter, visible, own_from_bytes))
-    elif private and emitter.declared:
-        index = GraphIndex(model)
-        visible = runtime_types(index, propagates=True, private_dims=True)
-    else:
-        index = GraphIndex(model)
-        visible = {**graph.visible, **types, **emitter.counts}
-    if private:
-        types = {name: visible.get(name, t) for name, t in types.items()}
-        del model.graph.value_info[:]
-        model.graph.value_info.extend(_value_info(graph, types))
+    return emitter, emitter.constants + nodes, [-1] * len(emitter.constants) + rows
+
+
+def _declare(graph: TrainingGraph, model: ModelProto, types: Mapping[str, TensorType]) -> None:
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(_value_info(graph, types))
+
+
+def _written(
+    graph: TrainingGraph,
+    emitter: _Emitter,
+    model: ModelProto,
+    rows: Sequence[int],
+    *,
+    index: GraphIndex,
+    visible: Mapping[str, TensorType],
+    runtime: RuntimeGraph | None = None,
+    executed: RuntimeGraph | None = None,
+) -> Emitted:
     sizes = graph.sizes.with_copies({view: emitter.tensor_of(view) for view in emitter.viewed}, emitter.counts)
-    runtime = executed = None
-    if len(rows) == len(layout.rows) + len(emitter.constants):
-        runtime = _runtime(layout, emitter, visible) if graph.executed is graph.runtime else None
-    elif own_from_bytes is not None and not graph.float16_in_float:  # what is in a body is not known to the runtime
-        executed = _runtime(layout, emitter, visible)
     written = graph.with_model(model, index=index, sizes=sizes, visible=visible, runtime=runtime, executed=executed)
-    return Emitted(written, tuple(-1 if isinstance(row, Added) else row for row in rows))
+    return Emitted(written, tuple(rows))
 
 
 def _undeclared(graph: TrainingGraph, emitter: _Emitter, model: ModelProto) -> tuple[GraphIndex, dict[str, TensorType]]:
@@ -216,27 +294,6 @@ def _undeclared(graph: TrainingGraph, emitter: _Emitter, model: ModelProto) -> t
         index = GraphIndex(model)
         visible = runtime_types(index, propagates=True, private_dims=True)
     return index, visible
-
-
-def _own_dims(
-    layout: Layout, emitter: _Emitter, visible: Mapping[str, TensorType], least_bytes: int
-) -> dict[str, TensorType]:
-    """Types with symbols of their own in place of those that the runtime would carry on; in-place pairs share them."""
-    laid, names = layout.graph, emitter.names
-    own: dict[int, TensorType] = {}
-    for kernel in laid.kernels:
-        for v in kernel.writes:
-            t = visible.get(names[v])
-            if laid.is_output[v] or laid.sizes[v] < least_bytes or t is None or t.shape is None:
-                continue
-            source = next((a for a, b in kernel.inplace if b == v and laid.layouts[a] == laid.layouts[v]), -1)
-            known = own.get(source, visible.get(names[source]) if source >= 0 else None)
-            if known is not None and known.elem_type == t.elem_type and _numbers(known) == _numbers(t):
-                own[v] = known
-            else:
-                shape = [f"{names[v]}:{i}" if isinstance(d, str) else d for i, d in enumerate(t.shape)]
-                own[v] = TensorType(t.elem_type, tuple(shape))
-    return {names[v]: t for v, t in own.items()}
 
 
 def _numbers(t: TensorType) -> list[int | None]:

@@ -16,17 +16,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnx_sublinear.passes.barriers import Layout, Rules, lay_out
-from onnx_sublinear.passes.emission import Emitted, emit
+from onnx_sublinear.passes.emission import Draft, Emitted, emit
 from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import SMALL_SHARE
 from onnx_sublinear.passes.promises import breakable_promises
-from onnx_sublinear.runtime_model import executed_orders, simulate
+from onnx_sublinear.runtime_model import RuntimeGraph, executed_orders, simulate
 from onnx_sublinear.sizes import TensorType
 from onnx_sublinear.training_graph import TrainingGraph
 
 __all__ = ["Veiling", "guards"]
 
 _ROUNDS = 12
+_SHORTEST_EPOCH = 4  # nodes
+_MOST_EPOCHS = 400  # with more, sessions of large graphs are slow to create
 _SHAPED = frozenset(("Reshape", "Expand"))  # the shape of the result is an input
 _NORMALIZATIONS = frozenset(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"))
 
@@ -72,49 +74,53 @@ class Veiling:
 
     def _best(self, layout: Layout) -> Emitted:
         private = not self.search.training
-        if private and self._promised_bytes(layout) > self.search.limit_bytes:
+        if private and self._worst_bytes(layout.graph) > self.search.limit_bytes:  # if it knew all dims that we know
             return self._veiled(layout)
-        plain = self._emit(layout, own=False)
+        plain = emit(self.graph, layout, private=private)
         if not private or plain.worst_bytes <= self.search.limit_bytes:
             return plain
         return min(plain, self._veiled(layout), key=lambda emitted: emitted.worst_bytes)
 
-    def _promised_bytes(self, layout: Layout) -> int:
-        """The peak if the runtime knew all dims that we know."""
-        orders = executed_orders(layout.graph, training=self.search.training)
-        return max(simulate(layout.graph, order).peak_bytes for order in orders.values())
-
-    def _emit(self, layout: Layout, *, own: bool) -> Emitted:
-        least = int(self.search.limit_bytes * SMALL_SHARE) if own else None
-        return emit(self.graph, layout, private=not self.search.training, own_from_bytes=least)
+    def _worst_bytes(self, graph: RuntimeGraph) -> int:
+        orders = executed_orders(graph, training=self.search.training)
+        counted = orders if self.search.all_orders else ("default",)
+        return max(simulate(graph, orders[name]).peak_bytes for name in counted)
 
     def _veiled(self, layout: Layout) -> Emitted:
-        """Breaks promises: dims of their own wherever the runtime infers none, then veils where it does."""
+        """Breaks promises: sets tensors apart where the runtime infers no number, and makes it so by veils."""
+        limit = self.search.limit_bytes
+        least = int(limit * SMALL_SHARE)
+        draft = Draft(self.graph, layout, least)
+        apart: set[str] = set()
         tried: set[str] = set()
         hopeless: set[str] = set()
-        limit = self.search.limit_bytes
-        best = current = self._emit(layout, own=True)
+        best: tuple[int, Draft, int, frozenset[str]] | None = None
+        epoch = len(draft.rows)
+        shortest = max(_SHORTEST_EPOCH, epoch // _MOST_EPOCHS)
         for _ in range(_ROUNDS):
-            if current.worst_bytes < best.worst_bytes:
-                best = current
-            if best.worst_bytes <= limit:
+            epoch = max(epoch // 2, shortest)
+            runtime = draft.executed(epoch, apart)
+            reached = self._worst_bytes(runtime)
+            if best is None or reached < best[0]:
+                best = reached, draft, epoch, frozenset(apart)
+            if reached <= limit:
                 break
-            runtime = current.graph.executed
-            draft = replace(runtime, layouts=list(runtime.layouts))
-            broken = breakable_promises(draft, limit, hopeless, least_bytes=int(limit * SMALL_SHARE))
+            broken = breakable_promises(runtime, limit, hopeless, least_bytes=least)
             names = [runtime.names[v] for v in sorted(broken)]
-            visible = current.graph.visible
-            hopeless.update(name for name in names if name in tried and not self._origins([name], visible, layout))
-            tried.update(names)
-            veils = self._origins(names, visible, layout)
-            if not veils:
-                if not hopeless.intersection(names):
-                    break
-                continue
-            placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
-            layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
-            current = self._emit(layout, own=True)
-        return min(best, current, key=lambda emitted: emitted.worst_bytes)
+            known = [name for name in names if _is_known(draft.visible.get(name))]
+            hopeless.update(n for n in known if n in tried and not self._origins([n], draft.visible, layout))
+            tried.update(known)
+            veils = self._origins(known, draft.visible, layout)
+            added = set(names).difference(known, apart)
+            if not veils and not added and epoch == shortest:
+                break
+            apart |= added
+            if veils:
+                placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
+                layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
+                draft = Draft(self.graph, layout, least)
+        assert best is not None
+        return best[1].written(*best[2:])
 
     def _origins(self, names: Sequence[str], visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
         """Values whose known dims make those of `names` known: behind veils of them all, these are not.
