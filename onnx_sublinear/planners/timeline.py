@@ -1,0 +1,208 @@
+"""The live-bytes profile of a plan, kept up to date while reruns come and go.
+
+Events are numbered t * count + v: the run of node v in stage t (see `storages`). The profile holds one entry an event.
+A change touches the lifetimes of what the rerun makes and reads: a few range additions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_sublinear.planners.storages import Rerun, Storages
+
+__all__ = ["Timeline"]
+
+_END = 1 << 62
+
+
+class Timeline:
+    """A plan's reruns and its live bytes.
+
+    Attributes:
+        keys: the events, ascending (a view of the buffer; valid until the next change).
+        live: live bytes at each event, workspaces included.
+        times: per node the stages it runs in, ascending; the first is its own.
+        reads: per storage the events that read it, ascending.
+        cost: cost of the reruns.
+    """
+
+    def __init__(self, storages: Storages, reruns: Iterable[Rerun] = ()) -> None:
+        self.storages = storages
+        count = self.count = storages.count
+        self.times: list[list[int]] = [[v] for v in range(count)]
+        self.cost = 0
+        self.changed: set[int] = set()
+        again = sorted(set(reruns))
+        for t, v in again:
+            self.times[v].append(t)
+            self.cost += storages.costs[v]
+        events = sorted([t * count + v for t, v in again] + [v * count + v for v in range(count)])
+        self.reads: list[list[int]] = [[] for _ in storages.size]
+        for key in events:
+            for s in storages.read[key % count]:
+                self.reads[s].append(key)
+        self._length = len(events)
+        room = len(events) + 64
+        self._keys: NDArray[np.int64] = np.zeros(room, np.int64)
+        self._live: NDArray[np.int64] = np.zeros(room, np.int64)
+        self._keys[: self._length] = events
+        delta = np.zeros(self._length + 1, np.int64)
+        place = {key: i for i, key in enumerate(events)}
+        for v in range(count):
+            for s in storages.made[v]:
+                for k, t in enumerate(self.times[v]):
+                    end, taken = self.end(s, k)
+                    stop = self._length if end == _END else place[end] + (not taken)
+                    delta[place[t * count + v]] += storages.size[s]
+                    delta[stop] -= storages.size[s]
+        workspaces = np.array(storages.workspaces, np.int64)
+        self._live[: self._length] = np.cumsum(delta[:-1]) + workspaces[np.array(events, np.int64) % count]
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        return self._keys[: self._length]
+
+    @property
+    def live(self) -> NDArray[np.int64]:
+        return self._live[: self._length]
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.live.max()) if self._length else 0
+
+    def reruns(self) -> Iterator[Rerun]:
+        """All reruns, by node."""
+        for v, times in enumerate(self.times):
+            for t in times[1:]:
+                yield t, v
+
+    def end(self, s: int, k: int) -> tuple[int, bool]:
+        """The last event of run `k` of storage `s`, and whether that event's kernel takes the bytes over in place."""
+        count, storages = self.count, self.storages
+        if k == 0 and storages.kept[s]:
+            return _END, False
+        v = storages.producer[s]
+        times = self.times[v]
+        reads = self.reads[s]
+        i = (bisect_left(reads, times[k + 1] * count) if k + 1 < len(times) else len(reads)) - 1
+        if i < 0 or reads[i] < times[k] * count:
+            return times[k] * count + v, False
+        last = reads[i]
+        pairs = storages.inplace[last % count]
+        return last, bool(pairs) and any(a == s for a, _ in pairs)
+
+    def place(self, key: int) -> int:
+        """Index of the first event at or after `key`."""
+        return int(self._keys[: self._length].searchsorted(key))
+
+    def _stop(self, end: tuple[int, bool]) -> int:
+        """Index after the last event that counts the bytes."""
+        if end[0] == _END:
+            return self._length
+        return self.place(end[0]) + (not end[1])
+
+    def _move_end(self, s: int, old: tuple[int, bool], new: tuple[int, bool]) -> None:
+        if old == new:
+            return
+        i, j = self._stop(old), self._stop(new)
+        if i < j:
+            self._live[i:j] += self.storages.size[s]
+        elif j < i:
+            self._live[j:i] -= self.storages.size[s]
+
+    def add(self, t: int, v: int) -> None:
+        """Runs node `v` again in stage `t`."""
+        storages, count = self.storages, self.count
+        key = t * count + v
+        self._insert(key, v)
+        times = self.times[v]
+        k = bisect_left(times, t) - 1
+        for s in storages.made[v]:
+            old = self.end(s, k)
+            times.insert(k + 1, t)
+            first, second = self.end(s, k), self.end(s, k + 1)
+            del times[k + 1]
+            self.changed.add(s)
+            self._move_end(s, old, first)
+            self._live[self.place(key) : self._stop(second)] += storages.size[s]
+        times.insert(k + 1, t)
+        for s in storages.read[v]:
+            k = bisect_right(self.times[storages.producer[s]], t) - 1
+            old = self.end(s, k)
+            insort(self.reads[s], key)
+            self.changed.add(s)
+            self._move_end(s, old, self.end(s, k))
+        self.cost += storages.costs[v]
+
+    def remove(self, t: int, v: int) -> None:
+        """Takes the rerun of `v` in stage `t` back; its readers take the run before."""
+        storages, count = self.storages, self.count
+        key = t * count + v
+        for s in storages.read[v]:
+            k = bisect_right(self.times[storages.producer[s]], t) - 1
+            old = self.end(s, k)
+            self.changed.add(s)
+            reads = self.reads[s]
+            del reads[bisect_left(reads, key)]
+            self._move_end(s, old, self.end(s, k))
+        times = self.times[v]
+        k = bisect_left(times, t) - 1
+        for s in storages.made[v]:
+            first, second = self.end(s, k), self.end(s, k + 1)
+            del times[k + 1]
+            merged = self.end(s, k)
+            self.changed.add(s)
+            times.insert(k + 1, t)
+            self._live[self.place(key) : self._stop(second)] -= storages.size[s]
+            self._move_end(s, first, merged)
+        del times[k + 1]
+        self._delete(key)
+        self.cost -= storages.costs[v]
+
+    def is_read(self, t: int, v: int) -> bool:
+        """Whether something reads what the rerun of `v` in stage `t` makes."""
+        count, times = self.count, self.times[v]
+        k = bisect_left(times, t)
+        after = times[k + 1] * count if k + 1 < len(times) else _END
+        for s in self.storages.made[v]:
+            reads = self.reads[s]
+            i = bisect_left(reads, t * count)
+            if i < len(reads) and reads[i] < after:
+                return True
+        return False
+
+    def _insert(self, key: int, v: int) -> None:
+        if self._length + 1 > len(self._keys):
+            self._keys = np.concatenate([self._keys, np.zeros_like(self._keys)])
+            self._live = np.concatenate([self._live, np.zeros_like(self._live)])
+        i, n = self.place(key), self._length
+        following = int(self._keys[i])
+        through = int(self._live[i]) - self._made_at(following)
+        self._keys[i + 1 : n + 1] = self._keys[i:n]
+        self._live[i + 1 : n + 1] = self._live[i:n]
+        self._keys[i] = key
+        self._live[i] = through + self.storages.workspaces[v]
+        self._length += 1
+
+    def _made_at(self, key: int) -> int:
+        """Bytes that the event `key` adds to what is live through it."""
+        storages = self.storages
+        t, v = divmod(key, self.count)
+        made = storages.workspaces[v]
+        for s in storages.made[v]:
+            made += storages.size[s]
+        for a, _ in storages.inplace[v]:
+            k = bisect_right(self.times[storages.producer[a]], t) - 1
+            if self.end(a, k) == (key, True):
+                made -= storages.size[a]
+        return made
+
+    def _delete(self, key: int) -> None:
+        i, n = self.place(key), self._length
+        self._keys[i : n - 1] = self._keys[i + 1 : n]
+        self._live[i : n - 1] = self._live[i + 1 : n]
+        self._length -= 1
