@@ -99,6 +99,10 @@ class Timeline:
         """Index of the first event at or after `key`."""
         return int(self._keys[: self._length].searchsorted(key))
 
+    def stop(self, s: int, k: int) -> int:
+        """Index after the last event that counts the bytes of run `k` of storage `s`."""
+        return self._stop(self.end(s, k))
+
     def _stop(self, end: tuple[int, bool]) -> int:
         """Index after the last event that counts the bytes."""
         if end[0] == _END:
