@@ -31,6 +31,7 @@ _MOST_STUCK = 40  # splits in one search that only help at the worst event
 _FREE_SHARE = 1e-7  # of a step's cost: the price of a rerun that costs nothing
 _EVENTS_PER_EFFORT = 4000
 
+_sum, _maximum, _minimum = np.add.reduce, np.maximum, np.minimum
 _Split = tuple[float, list[Rerun]]
 
 
@@ -109,10 +110,11 @@ class Splitter:
         for i in chosen.tolist():
             if best is not None and scores[i] <= best[0]:
                 break
-            rate = 0.0 if forced else float(scores[i])
+            rate = float(scores[i])
             for t in self._stages(int(storage[i]), int(after[i]), here):
-                split = self._split_at(int(storage[i]), t, int(starts[i]), worst, budget, rate)
-                if split is not None and (best is None or split[0] > best[0]):
+                least = 0.0 if best is None else best[0]
+                split = self._split_at(int(storage[i]), t, int(starts[i]), worst, budget, rate, forced, least)
+                if split is not None and split[0] > least:
                     best = split
         return best
 
@@ -147,11 +149,14 @@ class Splitter:
                     stages.add(t)
         return [t for t in sorted(stages, reverse=True)[:_MOST_STAGES] if t not in timeline.times[v]]
 
-    def _split_at(self, s: int, t: int, start: int, worst: int, budget: int, rate: float) -> _Split | None:
+    def _split_at(
+        self, s: int, t: int, start: int, worst: int, budget: int, rate: float, forced: bool, least: float
+    ) -> _Split | None:
         """The split of the gap of `s` from the event of index `start` on by a rerun in stage `t`.
 
         Args:
-            rate: bytes over the budget that one unit of cost takes away elsewhere; 0: none may be added.
+            rate: bytes over the budget that one unit of cost takes away, at most.
+            least: the score that it must pass.
         """
         timeline, storages, count = self.timeline, self.storages, self.count
         live, size = timeline.live, storages.size
@@ -162,7 +167,8 @@ class Splitter:
         self.effort += 1 + len(live) / _EVENTS_PER_EFFORT
         reruns = {v}
         longer: list[tuple[int, int, int]] = []  # (first index, stop index, bytes) of inputs that are kept longer
-        pending, cost = [v], float(storages.costs[v])
+        pending, cost, freed = [v], float(storages.costs[v]) + self.unit, size[s]
+        most_cost = 1 / least if forced and least else (rate * cost / least if least else float("inf"))
         while pending:
             node = pending.pop()
             at = timeline.place(t * count + node)
@@ -171,31 +177,42 @@ class Splitter:
                 if maker in reruns:
                     continue
                 k = bisect_right(timeline.times[maker], t) - 1
-                first = timeline.stop(u, k)
-                if first >= at:
+                end = timeline.end(u, k)
+                if end[0] >= t * count + node:
                     continue
+                first = timeline.stop(end)
+                across = first <= worst < at
                 if storages.free[maker] and t > timeline.times[maker][k] and len(reruns) < _DEEPEST:
-                    part = live[first:at] - (budget - size[u])
-                    part[max(start - first, 0) : max(stop - first, 0)] -= size[s]
-                    price = int(part[part > 0].clip(max=size[u]).sum())
-                    if price > (storages.costs[maker] + self.unit) * rate:
+                    again = across and size[u] >= freed
+                    if not again:
+                        part = live[first:at] - (budget - size[u])
+                        part[max(start - first, 0) : max(stop - first, 0)] -= size[s]
+                        price = int(_sum(_minimum(_maximum(part, 0), size[u])))
+                        again = price > (storages.costs[maker] + self.unit) * rate
+                    if again:
                         reruns.add(maker)
                         cost += storages.costs[maker]
+                        if cost >= most_cost:
+                            return None
                         pending.append(maker)
                         continue
+                if across:
+                    freed -= size[u]
+                    if freed <= 0:
+                        return None
                 longer.append((first, at, size[u]))
         low = min([start, *(first for first, _, _ in longer)])
         window = live[low:stop] - budget
-        before, here = int(window[window > 0].sum()), int(window[worst - low])
+        before = int(_sum(_maximum(window, 0)))
         window[start - low :] -= size[s]
         for first, at, extra in longer:
             window[first - low : at - low] += extra
-        gain = before - int(window[window > 0].sum())
+        gain = before - int(_sum(_maximum(window, 0)))
         if gain > 0:
-            return gain / (cost + self.unit), [(t, node) for node in sorted(reruns)]
-        if rate or window[worst - low] >= here:
+            return gain / cost, [(t, node) for node in sorted(reruns)]
+        if not forced:
             return None
-        return 1 / ((cost + self.unit) * (1 - gain)), [(t, node) for node in sorted(reruns)]
+        return 1 / (cost * (1 - gain)), [(t, node) for node in sorted(reruns)]
 
 
 def prune(timeline: Timeline, budget_bytes: int, reruns: list[Rerun]) -> None:

@@ -99,12 +99,8 @@ class Timeline:
         """Index of the first event at or after `key`."""
         return int(self._keys[: self._length].searchsorted(key))
 
-    def stop(self, s: int, k: int) -> int:
-        """Index after the last event that counts the bytes of run `k` of storage `s`."""
-        return self._stop(self.end(s, k))
-
-    def _stop(self, end: tuple[int, bool]) -> int:
-        """Index after the last event that counts the bytes."""
+    def stop(self, end: tuple[int, bool]) -> int:
+        """Index after the last event that counts the bytes of a run that ends with `end`."""
         if end[0] == _END:
             return self._length
         return self.place(end[0]) + (not end[1])
@@ -112,7 +108,7 @@ class Timeline:
     def _move_end(self, s: int, old: tuple[int, bool], new: tuple[int, bool]) -> None:
         if old == new:
             return
-        i, j = self._stop(old), self._stop(new)
+        i, j = self.stop(old), self.stop(new)
         if i < j:
             self._live[i:j] += self.storages.size[s]
         elif j < i:
@@ -132,7 +128,7 @@ class Timeline:
             del times[k + 1]
             self.changed.add(s)
             self._move_end(s, old, first)
-            self._live[self.place(key) : self._stop(second)] += storages.size[s]
+            self._live[self.place(key) : self.stop(second)] += storages.size[s]
         times.insert(k + 1, t)
         for s in storages.read[v]:
             k = bisect_right(self.times[storages.producer[s]], t) - 1
@@ -161,7 +157,7 @@ class Timeline:
             merged = self.end(s, k)
             self.changed.add(s)
             times.insert(k + 1, t)
-            self._live[self.place(key) : self._stop(second)] -= storages.size[s]
+            self._live[self.place(key) : self.stop(second)] -= storages.size[s]
             self._move_end(s, first, merged)
         del times[k + 1]
         self._delete(key)
