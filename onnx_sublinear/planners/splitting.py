@@ -45,7 +45,6 @@ class Splitter:
     Attributes:
         noise: 0 takes the best split; more ranks the splits less clearly.
         rng: where the noise comes from.
-        effort: splits looked at closely so far; larger profiles count more.
     """
 
     def __init__(self, timeline: Timeline, tries: int = 10, seed: int = 0) -> None:
@@ -56,7 +55,6 @@ class Splitter:
         self.tries = tries
         self.noise = 0.0
         self.rng = Random(seed)
-        self.effort = 0.0
         self.costs = np.array(self.storages.costs, np.float64)
         self.unit = max(1e-12, float(self.costs.sum()) * _FREE_SHARE)
         self.producer = np.array(self.storages.producer, np.int64)
@@ -164,7 +162,7 @@ class Splitter:
         stop = timeline.place(t * count + v)
         if stop <= start:
             return None
-        self.effort += 1 + len(live) / _EVENTS_PER_EFFORT
+        timeline.effort += 1 + len(live) / _EVENTS_PER_EFFORT
         reruns = {v}
         longer: list[tuple[int, int, int]] = []  # (first index, stop index, bytes) of inputs that are kept longer
         pending, cost, freed = [v], float(storages.costs[v]) + self.unit, size[s]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from onnx_sublinear.planners.problem import RematProblem
 
-__all__ = ["Rerun", "Storages", "reruns_of", "schedule_of"]
+__all__ = ["Rerun", "Storages", "lazy", "needed", "reruns_of", "schedule_of"]
 
 Rerun = tuple[int, int]
 
@@ -132,4 +132,41 @@ def reruns_of(storages: Storages, schedule: Sequence[int]) -> list[Rerun]:
             ahead += 1
         elif not storages.is_view[node]:
             pending.append(node)
+    return sorted(set(found))
+
+
+def needed(storages: Storages, reruns: Iterable[Rerun]) -> list[Rerun]:
+    """Those of `reruns` that something reads, itself needed."""
+    return _backward(storages, reruns, move=False)
+
+
+def lazy(storages: Storages, reruns: Iterable[Rerun]) -> list[Rerun]:
+    """The same with each rerun just before its first reader, and without those that nothing reads."""
+    return needed(storages, _backward(storages, reruns, move=True))
+
+
+def _backward(storages: Storages, reruns: Iterable[Rerun], move: bool) -> list[Rerun]:
+    """Walks the events from the last to the first, knowing per storage the first stage behind that reads it."""
+    never = storages.count
+    first = [never] * len(storages.size)
+    made, read = storages.made, storages.read
+    found: list[Rerun] = []
+
+    def event(t: int, v: int) -> None:
+        for s in read[v]:
+            first[s] = min(first[s], t)
+
+    done = storages.count
+    for t, v in sorted(set(reruns), reverse=True):
+        while done > t:
+            done -= 1
+            event(done, done)
+        wanted = min((first[s] for s in made[v]), default=never)
+        if wanted == never:
+            continue
+        for s in made[v]:
+            first[s] = never
+        t = wanted if move else t
+        found.append((t, v))
+        event(t, v)
     return sorted(set(found))

@@ -28,6 +28,9 @@ class Timeline:
         times: per node the stages it runs in, ascending; the first is its own.
         reads: per storage the events that read it, ascending.
         cost: cost of the reruns.
+        changed: storages whose events changed; whoever reads it clears it.
+        journal: the changes since the caller cleared it, as (added, t, v).
+        effort: a measure of the work done so far that is the same on every machine.
     """
 
     def __init__(self, storages: Storages, reruns: Iterable[Rerun] = ()) -> None:
@@ -36,6 +39,8 @@ class Timeline:
         self.times: list[list[int]] = [[v] for v in range(count)]
         self.cost = 0
         self.changed: set[int] = set()
+        self.journal: list[tuple[bool, int, int]] = []
+        self.effort = 0.0
         again = sorted(set(reruns))
         for t, v in again:
             self.times[v].append(t)
@@ -116,6 +121,8 @@ class Timeline:
 
     def add(self, t: int, v: int) -> None:
         """Runs node `v` again in stage `t`."""
+        self.journal.append((True, t, v))
+        self.effort += 0.5 + self._length / 16000
         storages, count = self.storages, self.count
         key = t * count + v
         self._insert(key, v)
@@ -140,6 +147,8 @@ class Timeline:
 
     def remove(self, t: int, v: int) -> None:
         """Takes the rerun of `v` in stage `t` back; its readers take the run before."""
+        self.journal.append((False, t, v))
+        self.effort += 0.5 + self._length / 16000
         storages, count = self.storages, self.count
         key = t * count + v
         for s in storages.read[v]:
@@ -162,6 +171,12 @@ class Timeline:
         del times[k + 1]
         self._delete(key)
         self.cost -= storages.costs[v]
+
+    def undo(self) -> None:
+        """Takes back all that is in the journal, and clears it."""
+        for added, t, v in reversed(list(self.journal)):
+            (self.remove if added else self.add)(t, v)
+        self.journal.clear()
 
     def is_read(self, t: int, v: int) -> bool:
         """Whether something reads what the rerun of `v` in stage `t` makes."""
