@@ -1,0 +1,172 @@
+"""Strategy `auto`: the other strategies in order of cost, each plan polished by local search.
+
+1. Seeds: keep all, `chain` for several caps of memory, `sqrt`.
+2. Down: lifetimes are split from the keep-all plan down, a level (1 % of its peak) at a time; and from the chain plans.
+3. Up: from the tightest level in reach to the budget, the cheapest plan so far is improved by local search. A level
+   starts with the plans of all tighter ones. Levels at multiples of 5 % get most of the effort.
+4. Without a budget: from the smallest peak within the overhead, lower peaks are tried until none is found.
+
+Steps 1 to 3 depend on the budget only in where they end, and end by effort, not by the clock. So a larger budget never
+costs more: its plan is chosen from a superset. The time limit sets the effort; the clock is asked only to stop a search
+that takes far longer than it should.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+from onnx_sublinear.planners.chain import ChainTable
+from onnx_sublinear.planners.local_search import improve
+from onnx_sublinear.planners.pool import Point, Pool, most_cost
+from onnx_sublinear.planners.problem import Limit, RematPlan, RematProblem
+from onnx_sublinear.planners.splitting import Splitter, prune
+from onnx_sublinear.planners.sqrt import SqrtStrategy
+from onnx_sublinear.planners.stages import cut_places, stages_between
+from onnx_sublinear.planners.storages import Storages, reruns_of
+from onnx_sublinear.planners.timeline import Timeline
+
+__all__ = ["AutoStrategy"]
+
+_EFFORT_PER_SECOND = 4500
+_LEVELS = 100
+_ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
+_CAPS = (1.0, 0.4, 0.15, 0.05)  # shares of the keep-all peak that the chain program looks up to
+_CHAIN_PLANS = 14  # per cap
+_LARGE = 20_000  # nodes from which on only the chain program runs
+_MOST_STAGES = 4000
+_SEED = 20160421
+
+
+@dataclass(frozen=True)
+class AutoStrategy:
+    """The default.
+
+    Attributes:
+        seconds: time limit.
+        thorough: whether to search; else only the seeds.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    seconds: float = 10.0
+    thorough: bool = True
+
+    def quick(self) -> AutoStrategy:
+        """The seeds alone, to compare problems."""
+        return replace(self, thorough=False)
+
+    def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
+        """The plan of smallest peak within the limit's overhead, or the cheapest one within its budget.
+
+        Raises:
+            BudgetError: no plan was found within the budget.
+        """
+        search = _Search(problem, self)
+        if limit.budget_bytes is None or limit.budget_bytes < search.keep_all.peak_bytes:
+            search.seeds()
+            if self.thorough and len(problem.reads) <= _LARGE:
+                search.down()
+                if limit.budget_bytes is not None:
+                    search.up(limit.budget_bytes)
+                else:
+                    search.lower(most_cost(search.storages, limit))
+        return search.pool.plan(limit, lower_bound_bytes)
+
+
+class _Search:
+    def __init__(self, problem: RematProblem, options: AutoStrategy) -> None:
+        self.problem = problem
+        self.options = options
+        self.storages = Storages(problem)
+        self.pool = Pool(self.storages)
+        self.keep_all = self.pool.points[0]
+        self.effort = options.seconds * _EFFORT_PER_SECOND
+        self.deadline = time.monotonic() + options.seconds
+
+    def late(self) -> bool:
+        """Whether the time limit is over."""
+        return time.monotonic() > self.deadline
+
+    def level(self, k: int) -> int:
+        """Bytes of level `k`."""
+        return self.keep_all.peak_bytes * k // _LEVELS
+
+    def seeds(self) -> None:
+        """Step 1."""
+        thorough, peak = self.options.thorough, self.keep_all.peak_bytes
+        stages = stages_between(self.storages, cut_places(self.storages, _MOST_STAGES if thorough else 400))
+        if len(stages) > 1:
+            for cap in _CAPS if thorough else _CAPS[1:3]:
+                table = ChainTable(stages, int(peak * cap), 100 if thorough else 60, 100 if thorough else 40)
+                costs = table.least_cost()
+                known: set[float] = set()
+                slots = [m for m in range(len(costs)) if costs[m] <= 8]
+                step = max(1, -(-len(slots) // _CHAIN_PLANS))
+                for m in slots[::step]:
+                    if float(costs[m]) not in known:
+                        known.add(float(costs[m]))
+                        self.pool.add_reruns(table.reruns(m), "chain")
+        if len(self.problem.reads) <= _LARGE:
+            sqrt = SqrtStrategy() if thorough else SqrtStrategy().quick()
+            for schedule in sqrt.schedules(self.problem):
+                self.pool.add_reruns(reruns_of(self.storages, schedule), "sqrt")
+
+    def down(self) -> None:
+        """Step 2."""
+        starts: list[Point] = [self.keep_all]
+        for start in starts:
+            timeline = Timeline(self.storages, start.reruns)
+            splitter = Splitter(timeline)
+            for k in range(_LEVELS - 1, 0, -1):
+                if self.level(k) >= timeline.peak_bytes:
+                    continue
+                if self.late() or timeline.effort > self.effort / 4:
+                    break
+                added = splitter.run(self.level(k))
+                if added is None:
+                    break
+                prune(timeline, self.level(k), sorted(added, key=lambda r: (-self.storages.costs[r[1]], r)))
+                self.pool.add_timeline(timeline, "greedy")
+
+    def up(self, budget_bytes: int) -> None:
+        """Step 3."""
+        lowest = next((k for k in range(1, _LEVELS) if self.level(k) >= self.pool.points[0].peak_bytes), _LEVELS)
+        weights = {k: 1 if k % _ROUND_LEVEL else _ROUND_WEIGHT for k in range(lowest, _LEVELS)}
+        per_weight = self.effort * 0.75 / (sum(weights.values()) or 1)
+        splitter: Splitter | None = None
+        for k, weight in weights.items():
+            level = self.level(k)
+            if level > budget_bytes or self.late():
+                break
+            start = self.pool.cheapest(level)
+            if start is None or not start.reruns:
+                continue
+            if splitter is None or set(start.reruns) != set(splitter.timeline.reruns()):
+                splitter = Splitter(Timeline(self.storages, start.reruns))
+            cost, reruns = improve(splitter, level, weight * per_weight, Random(_SEED + k), stop=self.late)
+            if cost < start.cost:
+                self.pool.add_reruns(reruns, start.strategy)
+
+    def lower(self, most: float) -> None:
+        """Step 4."""
+        effort, rng, step = 0.0, Random(_SEED), 0.04
+        while effort < self.effort * 0.75 and step > 0.002 and not self.late():
+            start = self.pool.smallest(most)
+            target = int(start.peak_bytes * (1 - step))
+            tighter = self.pool.cheapest(target)
+            found = False
+            for point in (start, tighter):
+                if point is None:
+                    continue
+                splitter = Splitter(Timeline(self.storages, point.reruns))
+                if splitter.run(target) is not None:
+                    cost, reruns = improve(splitter, target, self.effort / 16, rng, enough=most, stop=self.late)
+                    self.pool.add_reruns(reruns, point.strategy)
+                    found = cost <= most
+                effort += splitter.timeline.effort
+                if found:
+                    break
+            step = min(step * 1.5, 0.1) if found else step / 2
