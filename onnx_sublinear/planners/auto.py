@@ -1,14 +1,15 @@
 """Strategy `auto`: the other strategies in order of cost, each plan polished by local search.
 
 1. Seeds: keep all, `chain` for several caps of memory, `sqrt`.
-2. Down: lifetimes are split from the keep-all plan down, a level (1 % of its peak) at a time; and from the chain plans.
+2. Down: lifetimes are split from the keep-all plan down, a level (1 % of its peak) at a time.
 3. Up: from the tightest level in reach to the budget, the cheapest plan so far is improved by local search. A level
    starts with the plans of all tighter ones. Levels at multiples of 5 % get most of the effort.
-4. Without a budget: from the smallest peak within the overhead, lower peaks are tried until none is found.
+4. With a budget and `focus`: local search from several plans at the budget itself.
+5. Without a budget: from the smallest peak within the overhead, lower peaks are tried until none is found.
 
-Steps 1 to 3 depend on the budget only in where they end, and end by effort, not by the clock. So a larger budget never
-costs more: its plan is chosen from a superset. The time limit sets the effort; the clock is asked only to stop a search
-that takes far longer than it should.
+Steps 1 to 3 depend on the budget only in where they end, and end by effort, not by the clock. So without `focus` a
+larger budget never costs more: its plan is chosen from a superset. The time limit sets the effort; the clock is asked
+only to stop a search that takes far longer than it should.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from onnx_sublinear.planners.problem import Limit, RematPlan, RematProblem
 from onnx_sublinear.planners.splitting import Splitter, prune
 from onnx_sublinear.planners.sqrt import SqrtStrategy
 from onnx_sublinear.planners.stages import cut_places, stages_between
-from onnx_sublinear.planners.storages import Storages, reruns_of
+from onnx_sublinear.planners.storages import Rerun, Storages, reruns_of
 from onnx_sublinear.planners.timeline import Timeline
 
 __all__ = ["AutoStrategy"]
 
-_EFFORT_PER_SECOND = 4500
+_EFFORT_PER_SECOND = 3500  # a third of what an idle machine does
 _LEVELS = 100
 _ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
 _CAPS = (1.0, 0.4, 0.15, 0.05)  # shares of the keep-all peak that the chain program looks up to
 _CHAIN_PLANS = 14  # per cap
+_SMALL = 300  # nodes up to which every level is searched
 _LARGE = 20_000  # nodes from which on only the chain program runs
 _MOST_STAGES = 4000
+_STARTS, _START_NOISE = 8, 0.5
 _SEED = 20160421
 
 
@@ -47,12 +50,15 @@ class AutoStrategy:
     Attributes:
         seconds: time limit.
         thorough: whether to search; else only the seeds.
+        focus: whether to search at the budget itself, too: cheaper plans for large problems, but then a larger budget
+            may happen to cost a little more.
     """
 
     name: ClassVar[str] = "auto"
 
     seconds: float = 10.0
     thorough: bool = True
+    focus: bool = False
 
     def quick(self) -> AutoStrategy:
         """The seeds alone, to compare problems."""
@@ -71,6 +77,8 @@ class AutoStrategy:
                 search.down()
                 if limit.budget_bytes is not None:
                     search.up(limit.budget_bytes)
+                    if self.focus:
+                        search.at(limit.budget_bytes)
                 else:
                     search.lower(most_cost(search.storages, limit))
         return search.pool.plan(limit, lower_bound_bytes)
@@ -134,8 +142,13 @@ class _Search:
     def up(self, budget_bytes: int) -> None:
         """Step 3."""
         lowest = next((k for k in range(1, _LEVELS) if self.level(k) >= self.pool.points[0].peak_bytes), _LEVELS)
-        weights = {k: 1 if k % _ROUND_LEVEL else _ROUND_WEIGHT for k in range(lowest, _LEVELS)}
-        per_weight = self.effort * 0.75 / (sum(weights.values()) or 1)
+        small = len(self.problem.reads) <= _SMALL
+        weights = {
+            k: (1 if k % _ROUND_LEVEL else _ROUND_WEIGHT) * _LEVELS / k
+            for k in range(lowest, _LEVELS)
+            if small or not k % _ROUND_LEVEL
+        }
+        per_weight = self.effort * (0.3 if self.options.focus else 0.75) / (sum(weights.values()) or 1)
         splitter: Splitter | None = None
         for k, weight in weights.items():
             level = self.level(k)
@@ -150,8 +163,32 @@ class _Search:
             if cost < start.cost:
                 self.pool.add_reruns(reruns, start.strategy)
 
-    def lower(self, most: float) -> None:
+    def at(self, budget_bytes: int) -> None:
         """Step 4."""
+        effort, rng = 0.5 * self.effort, Random(_SEED)
+        starts: list[tuple[float, int, list[Rerun], str]] = []
+        used = 0.0
+        start = self.pool.cheapest(budget_bytes)
+        for k in range(_STARTS):
+            if used > effort / 2 or self.late():
+                break
+            splitter = Splitter(Timeline(self.storages, start.reruns if start and not k else ()))
+            splitter.rng, splitter.noise = rng, _START_NOISE if k > 1 else 0.0
+            added = splitter.run(budget_bytes)
+            splitter.noise = 0.0
+            if added is not None:
+                share = effort / 2 / _STARTS
+                cost, reruns = improve(splitter, budget_bytes, share, rng, stop=self.late)
+                starts.append((cost, k, reruns, start.strategy if start and not k else "greedy"))
+            used += splitter.timeline.effort
+        if starts:
+            cost, _, reruns, strategy = min(starts)
+            splitter = Splitter(Timeline(self.storages, reruns))
+            cost, reruns = improve(splitter, budget_bytes, effort / 2, rng, stop=self.late)
+            self.pool.add_reruns(reruns, strategy)
+
+    def lower(self, most: float) -> None:
+        """Step 5."""
         effort, rng, step = 0.0, Random(_SEED), 0.04
         while effort < self.effort * 0.75 and step > 0.002 and not self.late():
             start = self.pool.smallest(most)
