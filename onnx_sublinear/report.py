@@ -15,8 +15,18 @@ from onnx_sublinear.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from onnx_sublinear.api import Inspection, Report
+    from onnx_sublinear.planners import RematPlan
 
-__all__ = ["aligned", "inspection_text", "optimize_text", "report_json", "sparkline", "to_json"]
+__all__ = [
+    "aligned",
+    "inspection_text",
+    "optimize_text",
+    "plan_json",
+    "plan_text",
+    "report_json",
+    "sparkline",
+    "to_json",
+]
 
 _MOST_NAMES = 5
 _BARS = " .:-=+*#%@"
@@ -111,6 +121,36 @@ def inspection_text(inspection: Inspection) -> str:
     if inspection.symbols:
         parts.append(f"symbolic dims: {', '.join(map(printable, inspection.symbols))} (--dim NAME=N)")
     return "\n".join([*parts, *(f"note: {note}" for note in inspection.notes)])
+
+
+def plan_json(plan: RematPlan, keep_all_bytes: int, lower_bound_bytes: int, seconds: float) -> dict[str, Any]:
+    """The figures of a plan for an abstract problem, without its schedule."""
+    return {
+        "keep_all_peak_bytes": keep_all_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "peak_share": plan.peak_bytes / (keep_all_bytes or 1),
+        "lower_bound_bytes": lower_bound_bytes,
+        "overhead": plan.overhead,
+        "overhead_bound": plan.overhead_bound,
+        "recomputations": plan.clones,
+        "strategy": plan.strategy,
+        "seconds": seconds,
+    }
+
+
+def plan_text(plan: RematPlan, keep_all_bytes: int, lower_bound_bytes: int) -> str:
+    """The peak before and after, and what it costs."""
+    rows = [
+        ["", "keep all", "plan", ""],
+        ["peak", format_bytes(keep_all_bytes), format_bytes(plan.peak_bytes), ""],
+        ["lower bound", format_bytes(lower_bound_bytes), "", ""],
+    ]
+    rows[1][3] = format_share(plan.peak_bytes / (keep_all_bytes or 1))
+    lines = [aligned(rows, right=(1, 2, 3)), ""]
+    lines.append(f"{plan.clones} recomputations, strategy {plan.strategy}: {100 * plan.overhead:.2f}% extra work")
+    if plan.overhead_bound is not None:
+        lines.append(f"proved: no plan within this budget has less than {100 * plan.overhead_bound:.2f}%")
+    return "\n".join(lines)
 
 
 def sparkline(values: Sequence[int], width: int) -> str:

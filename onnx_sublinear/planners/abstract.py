@@ -1,4 +1,4 @@
-"""Abstract problems: nodes with a size and a cost, and edges, in a JSON file, as rematerialization papers exchange them.
+"""Abstract problems: nodes with a size and a cost, and edges, in a JSON file, as papers on the subject exchange them.
 
     {"nodes": [{"name": "conv1", "size": 4096, "cost": 10, "backward": false}, ...], "edges": [[0, 1], ...]}
 
@@ -104,7 +104,7 @@ def save_schedule(schedule: Sequence[int], path: str | os.PathLike[str]) -> None
 def _number(n: int, node: Any, key: str) -> float | int:
     value = node.get(key) if isinstance(node, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelError(f"node {n} has no number '{key}'", f'write {{"name": ..., "size": bytes, "cost": ...}}')
+        raise ModelError(f"node {n} has no number '{key}'", 'write {"name": ..., "size": bytes, "cost": ...}')
     if (isinstance(value, float) and not math.isfinite(value)) or value < 0:
         shown = printable(str(value), 40)
         raise ModelError(f"node {n}: '{key}' is {shown}", f"a {key} is a finite number, 0 or more")

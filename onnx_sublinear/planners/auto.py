@@ -19,26 +19,23 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
-from onnx_sublinear.planners.chain import ChainTable
+from onnx_sublinear.planners.chain import ChainStrategy
+from onnx_sublinear.planners.greedy import LEVELS, fill_greedy
 from onnx_sublinear.planners.local_search import improve
-from onnx_sublinear.planners.pool import Point, Pool, most_cost
+from onnx_sublinear.planners.pool import Pool, most_cost
 from onnx_sublinear.planners.problem import Limit, RematPlan, RematProblem
-from onnx_sublinear.planners.splitting import Splitter, prune
+from onnx_sublinear.planners.splitting import Splitter
 from onnx_sublinear.planners.sqrt import SqrtStrategy
-from onnx_sublinear.planners.stages import cut_places, stages_between
 from onnx_sublinear.planners.storages import Rerun, Storages, reruns_of
 from onnx_sublinear.planners.timeline import Timeline
 
 __all__ = ["AutoStrategy"]
 
 _EFFORT_PER_SECOND = 3500  # a third of what an idle machine does
-_LEVELS = 100
+_FOCUSED_EFFORT_PER_SECOND = 5500
 _ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
-_CAPS = (1.0, 0.4, 0.15, 0.05)  # shares of the keep-all peak that the chain program looks up to
-_CHAIN_PLANS = 14  # per cap
 _SMALL = 300  # nodes up to which every level is searched
 _LARGE = 20_000  # nodes from which on only the chain program runs
-_MOST_STAGES = 4000
 _STARTS, _START_NOISE = 8, 0.5
 _SEED = 20160421
 
@@ -70,28 +67,34 @@ class AutoStrategy:
         Raises:
             BudgetError: no plan was found within the budget.
         """
-        search = _Search(problem, self)
-        if limit.budget_bytes is None or limit.budget_bytes < search.keep_all.peak_bytes:
-            search.seeds()
-            if self.thorough and len(problem.reads) <= _LARGE:
-                search.down()
-                if limit.budget_bytes is not None:
-                    search.up(limit.budget_bytes)
-                    if self.focus:
-                        search.at(limit.budget_bytes)
-                else:
-                    search.lower(most_cost(search.storages, limit))
-        return search.pool.plan(limit, lower_bound_bytes)
+        pool = Pool(Storages(problem))
+        self.fill(pool, limit)
+        return pool.plan(limit, lower_bound_bytes)
+
+    def fill(self, pool: Pool, limit: Limit) -> None:
+        """Adds plans for the limit to a new pool."""
+        search = _Search(pool, self)
+        if limit.budget_bytes is not None and limit.budget_bytes >= search.keep_all.peak_bytes:
+            return
+        search.seeds(limit)
+        if not self.thorough or pool.storages.count > _LARGE:
+            return
+        search.down()
+        if limit.budget_bytes is None:
+            search.lower(most_cost(pool.storages, limit))
+            return
+        search.up(limit.budget_bytes)
+        if self.focus:
+            search.at(limit.budget_bytes)
 
 
 class _Search:
-    def __init__(self, problem: RematProblem, options: AutoStrategy) -> None:
-        self.problem = problem
+    def __init__(self, pool: Pool, options: AutoStrategy) -> None:
         self.options = options
-        self.storages = Storages(problem)
-        self.pool = Pool(self.storages)
+        self.pool = pool
+        self.storages = pool.storages
         self.keep_all = self.pool.points[0]
-        self.effort = options.seconds * _EFFORT_PER_SECOND
+        self.effort = options.seconds * (_FOCUSED_EFFORT_PER_SECOND if options.focus else _EFFORT_PER_SECOND)
         self.deadline = time.monotonic() + options.seconds
 
     def late(self) -> bool:
@@ -100,52 +103,28 @@ class _Search:
 
     def level(self, k: int) -> int:
         """Bytes of level `k`."""
-        return self.keep_all.peak_bytes * k // _LEVELS
+        return self.keep_all.peak_bytes * k // LEVELS
 
-    def seeds(self) -> None:
+    def seeds(self, limit: Limit) -> None:
         """Step 1."""
-        thorough, peak = self.options.thorough, self.keep_all.peak_bytes
-        stages = stages_between(self.storages, cut_places(self.storages, _MOST_STAGES if thorough else 400))
-        if len(stages) > 1:
-            for cap in _CAPS if thorough else _CAPS[1:3]:
-                table = ChainTable(stages, int(peak * cap), 100 if thorough else 60, 100 if thorough else 40)
-                costs = table.least_cost()
-                known: set[float] = set()
-                slots = [m for m in range(len(costs)) if costs[m] <= 8]
-                step = max(1, -(-len(slots) // _CHAIN_PLANS))
-                for m in slots[::step]:
-                    if float(costs[m]) not in known:
-                        known.add(float(costs[m]))
-                        self.pool.add_reruns(table.reruns(m), "chain")
-        if len(self.problem.reads) <= _LARGE:
+        thorough = self.options.thorough
+        (ChainStrategy() if thorough else ChainStrategy().quick()).fill(self.pool, limit)
+        if self.storages.count <= _LARGE:
             sqrt = SqrtStrategy() if thorough else SqrtStrategy().quick()
-            for schedule in sqrt.schedules(self.problem):
+            for schedule in sqrt.schedules(self.storages.problem):
                 self.pool.add_reruns(reruns_of(self.storages, schedule), "sqrt")
 
     def down(self) -> None:
         """Step 2."""
-        starts: list[Point] = [self.keep_all]
-        for start in starts:
-            timeline = Timeline(self.storages, start.reruns)
-            splitter = Splitter(timeline)
-            for k in range(_LEVELS - 1, 0, -1):
-                if self.level(k) >= timeline.peak_bytes:
-                    continue
-                if self.late() or timeline.effort > self.effort / 4:
-                    break
-                added = splitter.run(self.level(k))
-                if added is None:
-                    break
-                prune(timeline, self.level(k), sorted(added, key=lambda r: (-self.storages.costs[r[1]], r)))
-                self.pool.add_timeline(timeline, "greedy")
+        fill_greedy(self.pool, self.effort / 4, self.late)
 
     def up(self, budget_bytes: int) -> None:
         """Step 3."""
-        lowest = next((k for k in range(1, _LEVELS) if self.level(k) >= self.pool.points[0].peak_bytes), _LEVELS)
-        small = len(self.problem.reads) <= _SMALL
+        lowest = next((k for k in range(1, LEVELS) if self.level(k) >= self.pool.points[0].peak_bytes), LEVELS)
+        small = self.storages.count <= _SMALL
         weights = {
-            k: (1 if k % _ROUND_LEVEL else _ROUND_WEIGHT) * _LEVELS / k
-            for k in range(lowest, _LEVELS)
+            k: (1 if k % _ROUND_LEVEL else _ROUND_WEIGHT) * LEVELS / k
+            for k in range(lowest, LEVELS)
             if small or not k % _ROUND_LEVEL
         }
         per_weight = self.effort * (0.3 if self.options.focus else 0.75) / (sum(weights.values()) or 1)

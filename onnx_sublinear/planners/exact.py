@@ -1,25 +1,72 @@
-"""Strategy `exact`: constraint programming over retention intervals (MOCCASIN, Bartan et al. 2023), by OR-Tools' CP-SAT.
+"""Strategy `exact`: constraint programming over retention intervals (MOCCASIN, Bartan et al. 2023), by CP-SAT.
 
 Node v runs at most C times. Run i starts at event t * count + v of a stage t and holds each storage it makes for one
 interval; a run needs an interval of each storage that it reads to reach it. The intervals together stay within the
 budget; the cost of the reruns is minimized. Optimal for the given order of the first runs and at most C runs a node.
-An in-place kernel's input ends before the event, since the output has its bytes.
+An in-place kernel's input ends before the event, since the output has its bytes. The solver starts from the plan of
+`auto`.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 from onnx_sublinear.errors import MissingExtraError
+from onnx_sublinear.planners.auto import AutoStrategy
+from onnx_sublinear.planners.pool import Pool
+from onnx_sublinear.planners.problem import Limit, RematPlan, RematProblem
 from onnx_sublinear.planners.storages import Rerun, Storages
 
-__all__ = ["Proof", "solve"]
+__all__ = ["ExactStrategy", "Proof", "solve"]
 
 _COST_STEPS = 1 << 34  # the objective is rounded to this share of a step
+
+
+@dataclass(frozen=True)
+class ExactStrategy:
+    """The cheapest plan within a budget, with a proof where the time suffices; for small problems.
+
+    Attributes:
+        seconds: time limit, a third of it for the plan to start from.
+        runs: how often a node may run (more where the start's plan runs it more often).
+    """
+
+    name: ClassVar[str] = "exact"
+
+    seconds: float = 10.0
+    runs: int = 2
+
+    def quick(self) -> AutoStrategy:
+        """Seeds without a proof."""
+        return AutoStrategy().quick()
+
+    def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
+        """The cheapest plan within the budget; without one, within the smallest peak that `auto` finds.
+
+        Raises:
+            BudgetError: there is no plan within the budget, or none was found in time.
+            MissingExtraError: OR-Tools is not installed.
+        """
+        _solver()
+        started = time.monotonic()
+        pool = Pool(Storages(problem))
+        auto = AutoStrategy(seconds=self.seconds / 3, focus=True)
+        auto.fill(pool, limit)
+        budget = limit.budget_bytes
+        if budget is None:
+            budget = pool.plan(limit, lower_bound_bytes).peak_bytes
+        hint = pool.cheapest(budget)
+        left = max(1.0, self.seconds - (time.monotonic() - started))
+        proof = solve(pool.storages, budget, hint.reruns if hint else (), runs=self.runs, seconds=left)
+        if proof.reruns is not None:
+            pool.add_reruns(proof.reruns, self.name)
+        plan = pool.plan(replace(limit, budget_bytes=budget), lower_bound_bytes, named=self.name)
+        return replace(plan, overhead_bound=min(plan.overhead, proof.bound / problem.step_cost))
 
 
 @dataclass(frozen=True)
@@ -54,10 +101,7 @@ def solve(
     Raises:
         MissingExtraError: OR-Tools is not installed.
     """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as e:
-        raise MissingExtraError("strategy 'exact'", ["exact"]) from e
+    cp_model = _solver()
     model = _Model(cp_model, storages, budget_bytes, hint, runs)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
@@ -72,6 +116,19 @@ def solve(
         status == cp_model.OPTIMAL,
         infeasible,
     )
+
+
+def _solver() -> Any:
+    """The solver's module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as e:
+        raise MissingExtraError("strategy 'exact'", ["exact"]) from e
+    return cp_model
 
 
 class _Model:
@@ -108,11 +165,7 @@ class _Model:
         divisor = gcd(budget, *demands) if demands and budget else 1
         model.add_cumulative(intervals, [d // divisor for d in demands], budget // divisor)
         model.minimize(
-            sum(
-                active * (storages.costs[v] // self.cost_unit)
-                for v in range(n)
-                for active, _ in self.runs[v][1:]
-            )
+            sum(active * (storages.costs[v] // self.cost_unit) for v in range(n) for active, _ in self.runs[v][1:])
         )
 
     def _latest(self) -> list[int]:

@@ -26,7 +26,9 @@ class Gaps:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         storages = timeline.storages
-        self.free = [p >= 0 and storages.free[p] and size > 0 for p, size in zip(storages.producer, storages.size, strict=True)]
+        self.free = [
+            p >= 0 and storages.free[p] and size > 0 for p, size in zip(storages.producer, storages.size, strict=True)
+        ]
         self.rows: dict[int, list[int]] = {}
         self.unused: list[int] = []
         self.first: NDArray[np.int64] = np.zeros(0, np.int64)

@@ -100,7 +100,9 @@ class Pool:
         fits = [p for p in self.points if p.cost <= most]
         if limit.budget_bytes is None:
             scored = [(p, *self._score(p)) for p in fits[:3] or fits]
-            scored = [entry for entry in scored if entry[2].clone_cost <= most] or [(p, *self._score(p)) for p in fits[-1:]]
+            scored = [entry for entry in scored if entry[2].clone_cost <= most] or [
+                (p, *self._score(p)) for p in fits[-1:]
+            ]
             point, schedule, score = min(scored, key=lambda e: (e[2].peak_bytes, e[2].clone_cost))
             return plan_of(self.storages.problem, named or point.strategy, schedule, score)
         for point in reversed(fits):

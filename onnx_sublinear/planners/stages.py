@@ -10,7 +10,25 @@ from dataclasses import dataclass
 
 from onnx_sublinear.planners.storages import Storages
 
-__all__ = ["Stage", "cut_places", "stages_between"]
+__all__ = ["Cheap", "Stage", "cut_places", "stages_between"]
+
+
+_CHEAP_SHARES = (0.02, 0.15)  # of a stage's cost: what its cheap variants may cost again
+
+
+@dataclass(frozen=True)
+class Cheap:
+    """A variant of a stage: what frees most per cost is dropped and made again for the gradient.
+
+    Attributes:
+        nodes: what runs again.
+        cost: of running it again.
+        kept_bytes: what is kept of the stage's saved bytes.
+    """
+
+    nodes: tuple[int, ...]
+    cost: int
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,7 @@ class Stage:
         gradient_bytes: the most that its gradient nodes hold beside forward storages.
         cost: of running it again.
         gradient: its first gradient node (of the schedule), or the number of nodes where it has none.
+        cheap: its variants between keeping all and running all again.
     """
 
     nodes: tuple[int, ...]
@@ -34,6 +53,7 @@ class Stage:
     gradient_bytes: int
     cost: int
     gradient: int
+    cheap: tuple[Cheap, ...]
 
 
 class _Forward:
@@ -78,12 +98,16 @@ def cut_places(storages: Storages, most: int) -> list[int]:
     narrow = [
         i
         for i in range(last)
-        if (i == 0 or crossing[i] <= crossing[i - 1]) and crossing[i] <= crossing[i + 1] and storages.free[forward.nodes[i]]
+        if (i == 0 or crossing[i] <= crossing[i - 1])
+        and crossing[i] <= crossing[i + 1]
+        and storages.free[forward.nodes[i]]
     ]
     if len(narrow) <= most:
         return narrow
     weight = [1 + sum(storages.size[s] for s in storages.made[n] if forward.saved[s]) for n in forward.nodes]
-    total, done, chosen, window = sum(weight), 0, [], []
+    total, done = sum(weight), 0
+    chosen: list[int] = []
+    window: list[int] = []
     ahead = iter([*narrow, last + 1])
     following = next(ahead)
     for i, w in enumerate(weight):
@@ -145,9 +169,34 @@ def stages_between(storages: Storages, cuts: Sequence[int]) -> list[Stage]:
                 gradient_bytes=max(gradient_live[start:stop], default=0),
                 cost=sum(storages.costs[n] for n in nodes if storages.free[n]),
                 gradient=start,
+                cheap=_cheap(storages, forward, nodes, end, saved),
             )
         )
     return found
+
+
+def _cheap(storages: Storages, forward: _Forward, nodes: Sequence[int], end: int, saved: int) -> tuple[Cheap, ...]:
+    """The variants that cost a small share of the stage; what a later stage reads is kept."""
+    dropped_bytes = {
+        n: sum(storages.size[s] for s in storages.made[n])
+        for n in nodes
+        if storages.free[n] and not any(forward.last[s] > end for s in storages.made[n])
+    }
+    ranked = sorted(dropped_bytes, key=lambda n: (storages.costs[n] / max(1, dropped_bytes[n]), n))
+    total = sum(storages.costs[n] for n in nodes if storages.free[n])
+    found: list[Cheap] = []
+    for share in _CHEAP_SHARES:
+        cost = freed = 0
+        chosen: list[int] = []
+        for n in ranked:
+            if cost + storages.costs[n] > share * total:
+                break
+            cost += storages.costs[n]
+            freed += sum(storages.size[s] for s in storages.made[n] if forward.saved[s])
+            chosen.append(n)
+        if freed and (not found or len(chosen) > len(found[-1].nodes)):
+            found.append(Cheap(tuple(sorted(chosen)), cost, saved - freed))
+    return tuple(found)
 
 
 def _gradient_profile(storages: Storages) -> list[int]:

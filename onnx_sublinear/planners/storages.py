@@ -68,7 +68,11 @@ class Storages:
         for node, pairs in enumerate(problem.inplace):
             firsts = {b: root[a] for a, b in reversed(pairs)}
             self.inplace.append(
-                [(a, b) for b, a in firsts.items() if self.size[b] and self.size[a] == self.size[b] and not self.kept[b]]
+                [
+                    (a, b)
+                    for b, a in firsts.items()
+                    if self.size[b] and self.size[a] == self.size[b] and not self.kept[b]
+                ]
             )
             del node
         self.costs = list(problem.costs)
@@ -85,8 +89,8 @@ def schedule_of(storages: Storages, reruns: Iterable[Rerun]) -> list[int]:
     by_stage: dict[int, list[int]] = {}
     for t, v in sorted(reruns):
         by_stage.setdefault(t, []).append(v)
+    schedule: list[int] = []
     if not any(is_view):
-        schedule = []
         for node in range(storages.count):
             schedule.extend(by_stage.get(node, ()))
             schedule.append(node)
@@ -96,7 +100,6 @@ def schedule_of(storages: Storages, reruns: Iterable[Rerun]) -> list[int]:
     for node in range(storages.count):
         if is_view[node]:
             views_of.setdefault(root[problem.writes[node][0]], []).append(node)
-    schedule = []
 
     def run(node: int) -> None:
         needed: list[int] = []

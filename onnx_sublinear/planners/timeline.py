@@ -23,8 +23,6 @@ class Timeline:
     """A plan's reruns and its live bytes.
 
     Attributes:
-        keys: the events, ascending (a view of the buffer; valid until the next change).
-        live: live bytes at each event, workspaces included.
         times: per node the stages it runs in, ascending; the first is its own.
         reads: per storage the events that read it, ascending.
         cost: cost of the reruns.
@@ -69,14 +67,17 @@ class Timeline:
 
     @property
     def keys(self) -> NDArray[np.int64]:
+        """The events, ascending; valid until the next change."""
         return self._keys[: self._length]
 
     @property
     def live(self) -> NDArray[np.int64]:
+        """Live bytes at each event, workspaces included; valid until the next change."""
         return self._live[: self._length]
 
     @property
     def peak_bytes(self) -> int:
+        """The largest live bytes."""
         return int(self.live.max()) if self._length else 0
 
     def reruns(self) -> Iterator[Rerun]:
