@@ -81,9 +81,10 @@ class RecomputePass(Pass):
             budget = int(parse_share(self.budget) * graph.simulations["default"].peak_bytes)
         elif self.budget:
             budget = parse_bytes(self.budget)
-        if self.max_overhead:
-            return Limit(budget, max_overhead=parse_share(self.max_overhead))
-        return Limit(budget)
+        overhead = parse_share(self.max_overhead) if self.max_overhead else None
+        if budget is None and overhead is None:
+            return Limit()
+        return Limit(budget, max_overhead=overhead, max_forward_share=None)
 
     def ensures(self, before: TrainingGraph, result: PassResult) -> None:
         """Every original node is still there, and the graph is sorted."""

@@ -15,6 +15,7 @@ only to stop a search that takes far longer than it should.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
@@ -101,6 +102,11 @@ class _Search:
         """Whether the time limit is over."""
         return time.monotonic() > self.deadline
 
+    def _splitter(self, reruns: Iterable[Rerun]) -> Splitter:
+        splitter = Splitter(Timeline(self.storages, reruns))
+        splitter.stop = self.late
+        return splitter
+
     def level(self, k: int) -> int:
         """Bytes of level `k`."""
         return self.keep_all.peak_bytes * k // LEVELS
@@ -137,8 +143,8 @@ class _Search:
             if start is None or not start.reruns:
                 continue
             if splitter is None or set(start.reruns) != set(splitter.timeline.reruns()):
-                splitter = Splitter(Timeline(self.storages, start.reruns))
-            cost, reruns = improve(splitter, level, weight * per_weight, Random(_SEED + k), stop=self.late)
+                splitter = self._splitter(start.reruns)
+            cost, reruns = improve(splitter, level, weight * per_weight, Random(_SEED + k))
             if cost < start.cost:
                 self.pool.add_reruns(reruns, start.strategy)
 
@@ -151,19 +157,19 @@ class _Search:
         for k in range(_STARTS):
             if used > effort / 2 or self.late():
                 break
-            splitter = Splitter(Timeline(self.storages, start.reruns if start and not k else ()))
+            splitter = self._splitter(start.reruns if start and not k else ())
             splitter.rng, splitter.noise = rng, _START_NOISE if k > 1 else 0.0
             added = splitter.run(budget_bytes)
             splitter.noise = 0.0
             if added is not None:
                 share = effort / 2 / _STARTS
-                cost, reruns = improve(splitter, budget_bytes, share, rng, stop=self.late)
+                cost, reruns = improve(splitter, budget_bytes, share, rng)
                 starts.append((cost, k, reruns, start.strategy if start and not k else "greedy"))
             used += splitter.timeline.effort
         if starts:
             cost, _, reruns, strategy = min(starts)
-            splitter = Splitter(Timeline(self.storages, reruns))
-            cost, reruns = improve(splitter, budget_bytes, effort / 2, rng, stop=self.late)
+            splitter = self._splitter(reruns)
+            cost, reruns = improve(splitter, budget_bytes, effort / 2, rng)
             self.pool.add_reruns(reruns, strategy)
 
     def lower(self, most: float) -> None:
@@ -177,9 +183,9 @@ class _Search:
             for point in (start, tighter):
                 if point is None:
                     continue
-                splitter = Splitter(Timeline(self.storages, point.reruns))
+                splitter = self._splitter(point.reruns)
                 if splitter.run(target) is not None:
-                    cost, reruns = improve(splitter, target, self.effort / 16, rng, enough=most, stop=self.late)
+                    cost, reruns = improve(splitter, target, self.effort / 16, rng, enough=most)
                     self.pool.add_reruns(reruns, point.strategy)
                     found = cost <= most
                 effort += splitter.timeline.effort

@@ -42,15 +42,16 @@ class GreedyStrategy:
 
 
 def fill_greedy(pool: Pool, effort: float = float("inf"), stop: Callable[[], bool] = lambda: False) -> None:
-    """Adds a plan for each level that is reached within `effort`; `stop` is asked at each whether to end."""
+    """Adds a plan for each level that is reached within `effort`; `stop` is asked now and then whether to end."""
     storages, peak = pool.storages, pool.points[-1].peak_bytes
     timeline = Timeline(storages)
     splitter = Splitter(timeline)
+    splitter.stop = stop
     for k in range(LEVELS - 1, 0, -1):
         level = peak * k // LEVELS
         if level >= timeline.peak_bytes:
             continue
-        added = None if timeline.effort > effort or stop() else splitter.run(level)
+        added = splitter.run(level) if timeline.effort <= effort else None
         if added is None:
             return
         prune(timeline, level, sorted(added, key=lambda r: (-storages.costs[r[1]], r)))

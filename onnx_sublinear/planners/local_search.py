@@ -7,7 +7,6 @@ search ends by effort, not by the clock, so that equal problems get equal plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 from onnx_sublinear.planners.splitting import Splitter, prune
@@ -28,17 +27,15 @@ def improve(
     rng: Random,
     *,
     enough: float = 0.0,
-    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[Rerun]]:
     """Searches for a cheaper plan within the budget, from the plan of `splitter`, which is within it.
 
     Args:
-        splitter: its timeline is changed; it ends with some plan within the budget.
+        splitter: its timeline is changed, and ends with some plan within the budget; its `stop` ends the search.
         budget_bytes: bytes that the peak must not pass.
         effort: how long to search (see `Timeline.effort`).
         rng: where choices come from.
         enough: a cost at which the search ends.
-        stop: asked now and then whether to end early.
 
     Returns:
         The cost and reruns of the best plan.
@@ -49,7 +46,7 @@ def improve(
     prune(timeline, budget_bytes, sorted(current, key=lambda r: (-costs[r[1]], r)))
     current = sorted(timeline.reruns())
     best, cost = (timeline.cost, current), timeline.cost
-    while current and best[0] > enough and timeline.effort - started < effort and not stop():
+    while current and best[0] > enough and timeline.effort - started < effort and not splitter.stop():
         warmth = _WARMTH * (1 - (timeline.effort - started) / effort)
         timeline.journal.clear()
         for t, v in _victims(current, rng):

@@ -14,6 +14,7 @@ al. 2021); step 2 and the exact profile make it work on any graph.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -30,6 +31,7 @@ _MOST_STAGES = 4  # places for a rerun that are compared
 _MOST_STUCK = 40  # splits in one search that only help at the worst event
 _FREE_SHARE = 1e-7  # of a step's cost: the price of a rerun that costs nothing
 _EVENTS_PER_EFFORT = 4000
+_STOP_EVERY = 8  # reruns after whose addition `stop` is asked
 
 _sum, _maximum, _minimum = np.add.reduce, np.maximum, np.minimum
 _Split = tuple[float, list[Rerun]]
@@ -45,6 +47,7 @@ class Splitter:
     Attributes:
         noise: 0 takes the best split; more ranks the splits less clearly.
         rng: where the noise comes from.
+        stop: asked now and then whether to give up.
     """
 
     def __init__(self, timeline: Timeline, tries: int = 10, seed: int = 0) -> None:
@@ -55,6 +58,7 @@ class Splitter:
         self.tries = tries
         self.noise = 0.0
         self.rng = Random(seed)
+        self.stop: Callable[[], bool] = lambda: False
         self.costs = np.array(self.storages.costs, np.float64)
         self.unit = max(1e-12, float(self.costs.sum()) * _FREE_SHARE)
         self.producer = np.array(self.storages.producer, np.int64)
@@ -64,7 +68,8 @@ class Splitter:
         """Splits until the peak is within the budget.
 
         Returns:
-            The reruns added; None, and nothing is added, where the budget is out of reach or `most_cost` is reached.
+            The reruns added; None, and nothing is added, where the budget is out of reach, `most_cost` is reached or
+            `stop` says so.
         """
         timeline = self.timeline
         added: list[Rerun] = []
@@ -82,7 +87,8 @@ class Splitter:
                 for t, v in split[1]:
                     timeline.add(t, v)
                 added += split[1]
-            if split is None or timeline.cost >= most_cost:
+            late = len(added) % _STOP_EVERY == 0 and self.stop()
+            if split is None or timeline.cost >= most_cost or late:
                 for t, v in reversed(added):
                     timeline.remove(t, v)
                 return None
