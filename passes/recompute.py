@@ -69,7 +69,7 @@ class RecomputePass(Pass):
         floor, _ = lower_bound(graph.runtime)
         strategy = strategy_named(self.strategy)
         problems = [remat_problem(graph, order) for order in base_orders(graph)]
-        smallest = replace(limit, budget_bytes=None)
+        smallest = Limit() if limit.max_overhead is None else replace(limit, budget_bytes=None)
         previews = [strategy.quick().plan(p, smallest, lower_bound_bytes=floor) for p in problems]
         best = min(range(len(problems)), key=lambda i: (previews[i].peak_bytes, previews[i].overhead))
         return strategy.plan(problems[best], limit, lower_bound_bytes=floor)

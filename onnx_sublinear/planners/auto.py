@@ -36,6 +36,7 @@ _EFFORT_PER_SECOND = 3500  # a third of what an idle machine does
 _FOCUSED_EFFORT_PER_SECOND = 5500
 _ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
 _SMALL = 300  # nodes up to which every level is searched
+_QUICK_CHAIN = 2000
 _LARGE = 20_000  # nodes from which on only the chain program runs
 _STARTS, _START_NOISE = 8, 0.5
 _SEED = 20160421
@@ -59,7 +60,7 @@ class AutoStrategy:
     focus: bool = False
 
     def quick(self) -> AutoStrategy:
-        """The seeds alone, to compare problems."""
+        """The seeds alone, and of large problems only those of `sqrt`, to compare problems."""
         return replace(self, thorough=False)
 
     def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
@@ -113,9 +114,10 @@ class _Search:
 
     def seeds(self, limit: Limit) -> None:
         """Step 1."""
-        thorough = self.options.thorough
-        (ChainStrategy() if thorough else ChainStrategy().quick()).fill(self.pool, limit)
-        if self.storages.count <= _LARGE:
+        thorough, count = self.options.thorough, self.storages.count
+        if thorough or count <= _QUICK_CHAIN:
+            (ChainStrategy() if thorough else ChainStrategy().quick()).fill(self.pool, limit)
+        if count <= _LARGE:
             sqrt = SqrtStrategy() if thorough else SqrtStrategy().quick()
             for schedule in sqrt.schedules(self.storages.problem):
                 self.pool.add_reruns(reruns_of(self.storages, schedule), "sqrt")

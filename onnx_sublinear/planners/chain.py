@@ -61,7 +61,7 @@ class ChainStrategy:
         stages = stages_between(storages, cut_places(storages, _MOST_STAGES))
         if len(stages) < 2:
             return
-        most = most_cost(storages, limit) / (sum(s.cost for s in stages) or 1)
+        most = min(_MOST_RUNS, most_cost(storages, limit) / (sum(s.cost for s in stages) or 1))
         plans = _PLANS if storages.count <= _LARGE else _PLANS_LARGE
         for cap in self.caps:
             table = ChainTable(stages, int(peak * cap), self.slots, self.groups)

@@ -45,25 +45,41 @@ class Timeline:
             self.cost += storages.costs[v]
         events = sorted([t * count + v for t, v in again] + [v * count + v for v in range(count)])
         self.reads: list[list[int]] = [[] for _ in storages.size]
-        for key in events:
-            for s in storages.read[key % count]:
-                self.reads[s].append(key)
         self._length = len(events)
-        room = len(events) + 64
+        room = self._length + 64
         self._keys: NDArray[np.int64] = np.zeros(room, np.int64)
         self._live: NDArray[np.int64] = np.zeros(room, np.int64)
         self._keys[: self._length] = events
-        delta = np.zeros(self._length + 1, np.int64)
-        place = {key: i for i, key in enumerate(events)}
-        for v in range(count):
-            for s in storages.made[v]:
-                for k, t in enumerate(self.times[v]):
-                    end, taken = self.end(s, k)
-                    stop = self._length if end == _END else place[end] + (not taken)
-                    delta[place[t * count + v]] += storages.size[s]
-                    delta[stop] -= storages.size[s]
-        workspaces = np.array(storages.workspaces, np.int64)
-        self._live[: self._length] = np.cumsum(delta[:-1]) + workspaces[np.array(events, np.int64) % count]
+        nodes = self._keys[: self._length] % count
+        self._live[: self._length] = self._first_profile(events, nodes.tolist())
+        self._live[: self._length] += np.array(storages.workspaces, np.int64)[nodes]
+
+    def _first_profile(self, events: list[int], nodes: list[int]) -> NDArray[np.int64]:
+        """Live bytes without workspaces; fills `reads`."""
+        storages, reads = self.storages, self.reads
+        read, made, sizes, inplace = storages.read, storages.made, storages.size, storages.inplace
+        latest = [0] * len(sizes)  # storage -> its latest run
+        owner: list[int] = []
+        stops: list[int] = []  # per run, the index after the last event that counts it
+        delta = np.zeros(len(events) + 1, np.int64)
+        for i, v in enumerate(nodes):
+            for s in read[v]:
+                reads[s].append(events[i])
+                stops[latest[s]] = i + 1
+            for a, _ in inplace[v]:
+                stops[latest[a]] = i
+            for s in made[v]:
+                latest[s] = len(owner)
+                owner.append(s)
+                stops.append(i + 1)
+                delta[i] += sizes[s]
+        first = {s: k for k, s in reversed(list(enumerate(owner)))}
+        for s, k in first.items():
+            if storages.kept[s]:
+                stops[k] = len(events)
+        bytes_of = np.array(sizes, np.int64)[owner] if owner else np.zeros(0, np.int64)
+        np.subtract.at(delta, np.array(stops, np.int64), bytes_of)
+        return np.cumsum(delta[:-1])
 
     @property
     def keys(self) -> NDArray[np.int64]:
