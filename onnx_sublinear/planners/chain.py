@@ -12,7 +12,7 @@ from typing import ClassVar
 from onnx_sublinear.planners.chain_table import ChainTable
 from onnx_sublinear.planners.pool import Pool, most_cost
 from onnx_sublinear.planners.problem import Limit, RematPlan, RematProblem
-from onnx_sublinear.planners.stages import cut_places, stages_between
+from onnx_sublinear.planners.stages import Stage, cut_places, stages_between
 from onnx_sublinear.planners.storages import Storages
 
 __all__ = ["ChainStrategy"]
@@ -21,8 +21,8 @@ _CAPS = (1.0, 0.3, 0.1)
 _FINER_CAP, _FINER_GROUPS = 1.05, 2  # the last table for a limit of the overhead: its cap over the best peak so far
 _MOST_STAGES = 4000
 _MOST_RUNS = 8  # forward passes beyond which no plan is made
-_LARGE, _HUGE = 6000, 20_000  # nodes from which on fewer plans are scored, and only those near the limit
-_PLANS, _PLANS_LARGE = 14, 5  # per cap
+_LARGE = 6000  # nodes from which on only plans near the limit are scored
+_PLANS = 14  # per cap
 
 
 @dataclass(frozen=True)
@@ -58,34 +58,53 @@ class ChainStrategy:
     def fill(self, pool: Pool, limit: Limit) -> None:
         """Adds plans of many peaks to a new pool; for a limit of the overhead, also the one that just fits."""
         storages, peak = pool.storages, pool.points[-1].peak_bytes
-        stages = stages_between(storages, cut_places(storages, _MOST_STAGES))
-        if len(stages) < 2:
+        groups = _groups(storages, self.groups)
+        if len(groups) < 2:
             return
-        most = min(_MOST_RUNS, most_cost(storages, limit) / (sum(s.cost for s in stages) or 1))
-        plans = _PLANS if storages.count <= _LARGE else _PLANS_LARGE
+        allowed = most_cost(storages, limit)
+        most = min(_MOST_RUNS, allowed / (sum(group.cost for group, _ in groups) or 1))
+        if storages.count > _LARGE:
+            self._fill_large(pool, groups, limit, most)
+            return
         for cap in self.caps:
-            table = ChainTable(stages, int(peak * cap), self.slots, self.groups)
-            costs = table.least_cost()
-            reach = [m for m in range(len(costs)) if costs[m] <= _MOST_RUNS and (not m or costs[m] < costs[m - 1])]
-            if storages.count > _HUGE:
-                _bisect(pool, table, reach, limit.budget_bytes, most_cost(storages, limit))
+            table = ChainTable(groups, int(peak * cap), self.slots)
+            reach = _steps(table, _MOST_RUNS)
+            fitting = _steps(table, most)
+            for m in dict.fromkeys((*reach[:: max(1, -(-len(reach) // _PLANS))], *fitting[:1])):
+                pool.add_reruns(table.reruns(m), self.name)
+        if limit.budget_bytes is None:
+            cap = int(pool.smallest(allowed).peak_bytes * _FINER_CAP)
+            table = ChainTable(_groups(storages, self.groups * _FINER_GROUPS), cap, self.slots)
+            for m in _steps(table, most)[:2]:
+                pool.add_reruns(table.reruns(m), self.name)
+
+    def _fill_large(self, pool: Pool, groups: list[tuple[Stage, list[Stage]]], limit: Limit, most: float) -> None:
+        """Adds few plans, near the limit."""
+        peak, budget = pool.points[-1].peak_bytes, limit.budget_bytes
+        for cap in self.caps if budget is None else (min(1.0, 1.2 * budget / peak),):
+            table = ChainTable(groups, int(peak * cap), self.slots)
+            reach = _steps(table, most)
+            if budget is None:
+                for m in reach[:1]:
+                    pool.add_reruns(table.reruns(m), self.name)
                 continue
-            fitting = [m for m in reach if costs[m] <= most]
-            for m in dict.fromkeys((*reach[:: max(1, -(-len(reach) // plans))], *fitting[:1])):
-                pool.add_reruns(table.reruns(m), self.name)
-        if limit.budget_bytes is None and storages.count <= _HUGE:
-            cap = int(pool.smallest(most_cost(storages, limit)).peak_bytes * _FINER_CAP)
-            table = ChainTable(stages, cap, self.slots, self.groups * _FINER_GROUPS)
-            costs = table.least_cost()
-            for m in [m for m in range(len(costs)) if costs[m] <= most][:2]:
-                pool.add_reruns(table.reruns(m), self.name)
+            low, high = 0, len(reach)
+            while low < high:
+                middle = (low + high) // 2
+                point = pool.add_reruns(table.reruns(reach[middle]), self.name)
+                low, high = (middle + 1, high) if point.peak_bytes <= budget else (low, middle)
 
 
-def _bisect(pool: Pool, table: ChainTable, reach: list[int], budget: int | None, most: float) -> None:
-    """Adds the plans that a bisection of the slots for the limit meets."""
-    low, high = 0, len(reach)
-    while low < high:
-        middle = (low + high) // 2
-        point = pool.add_reruns(table.reruns(reach[middle]), ChainStrategy.name)
-        more = point.cost > most if budget is None else point.peak_bytes <= budget
-        low, high = (middle + 1, high) if more else (low, middle)
+def _groups(storages: Storages, most: int) -> list[tuple[Stage, list[Stage]]]:
+    """At most `most` stages, each with the finer ones that it consists of."""
+    cuts = cut_places(storages, _MOST_STAGES)
+    size = -(-(len(cuts) + 1) // most)
+    fine = stages_between(storages, cuts)
+    coarse = stages_between(storages, cuts[size - 1 :: size]) if size > 1 else fine
+    return [(stage, fine[k * size : (k + 1) * size]) for k, stage in enumerate(coarse)]
+
+
+def _steps(table: ChainTable, most: float) -> list[int]:
+    """The numbers of slots at which the cost falls, and is at most `most`."""
+    costs = table.least_cost()
+    return [m for m in range(len(costs)) if costs[m] <= most and (not m or costs[m] < costs[m - 1])]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_sublinear.planners.stages import Stage
+from onnx_sublinear.planners.stages import Cheap, Stage
 from onnx_sublinear.planners.storages import Rerun
 
 __all__ = ["ChainTable"]
@@ -33,7 +33,7 @@ class _Unit:
     """A stage or a group of stages; bytes in slots, costs as shares of the chain's.
 
     Attributes:
-        stages: which.
+        stage: which.
         cost: of one run.
         entry: what a rerun starts from.
         work: what it needs while it runs, beside entry and what is kept.
@@ -43,7 +43,7 @@ class _Unit:
         own: per number of slots the cost of running it alone with its gradient.
     """
 
-    stages: range
+    stage: Stage
     cost: float
     entry: int
     work: int
@@ -57,21 +57,17 @@ class ChainTable:
     """The table Opt(m, i, k) for all m up to `cap_bytes`.
 
     Args:
-        stages: the chain.
+        groups: the chain as (stage, the finer stages that it consists of).
         cap_bytes: the most memory looked at.
         slots: into how many parts it is divided.
-        groups: chains of more stages have two levels.
     """
 
-    def __init__(self, stages: Sequence[Stage], cap_bytes: int, slots: int, groups: int) -> None:
-        self.stages = list(stages)
+    def __init__(self, groups: Sequence[tuple[Stage, Sequence[Stage]]], cap_bytes: int, slots: int) -> None:
         self.slots = slots
         self.slot_bytes = max(1, -(-cap_bytes // slots))
-        self.scale = float(sum(s.cost for s in stages)) or 1.0
-        size = -(-len(stages) // groups)
-        parts = [range(i, min(i + size, len(stages))) for i in range(0, len(stages), size)]
-        self.inner = [_Table([self._unit(range(s, s + 1)) for s in p], slots) if len(p) > 1 else None for p in parts]
-        self.outer = _Table([self._unit(p, inner) for p, inner in zip(parts, self.inner, strict=True)], slots)
+        self.scale = float(sum(group.cost for group, _ in groups)) or 1.0
+        self.inner = [_Table([self._unit(s) for s in parts], slots) if len(parts) > 1 else None for _, parts in groups]
+        self.outer = _Table([self._unit(g, inner) for (g, _), inner in zip(groups, self.inner, strict=True)], slots)
 
     def least_cost(self) -> _Row:
         """Per number of slots the cost of all reruns, as a share of the chain's cost; infinite: out of reach."""
@@ -91,52 +87,48 @@ class ChainTable:
                 if inner is not None:
                     pending.append((inner, 0, len(inner.units) - 1, m, at))
                 else:
-                    self._run(unit.stages, at, found)
+                    _run([unit.stage.nodes], at, found)
                 continue
             j, variant = table.choice(i, k, m)
             if j == i:
-                self._run(unit.stages, at, found)
-                for s in unit.stages if variant else ():
-                    stage = self.stages[s]
-                    found.update((stage.gradient, v) for v in stage.cheap[variant - 1].nodes if v < stage.gradient)
+                _run([unit.stage.nodes], at, found)
+                if variant:
+                    _run([unit.stage.cheap[variant - 1].nodes], unit.stage.gradient, found)
                 pending.append((table, i + 1, k, m - unit.kept[variant], at))
                 continue
-            behind = table.units[j]
-            self._run(range(unit.stages.start, behind.stages.start), at, found)
-            pending.append((table, i, j - 1, m, self.stages[behind.stages.start - 1].gradient))
-            pending.append((table, j, k, m - behind.entry, at))
+            _run([u.stage.nodes for u in table.units[i:j]], at, found)
+            pending.append((table, i, j - 1, m, table.units[j - 1].stage.gradient))
+            pending.append((table, j, k, m - table.units[j].entry, at))
         return sorted(found)
 
-    def _run(self, stages: range, at: int, found: set[Rerun]) -> None:
-        for s in stages if at >= 0 else ():
-            found.update((at, v) for v in self.stages[s].nodes if v < at)
-
-    def _unit(self, part: range, inner: _Table | None = None) -> _Unit:
-        stages = [self.stages[s] for s in part]
-        saved = sum(s.saved_bytes for s in stages)
-        cost = sum(s.cost for s in stages) / self.scale
-        work = max(s.work_bytes + (s.entry_bytes if i else 0) for i, s in enumerate(stages))
-        gradient = saved + max(s.gradient_bytes for s in stages)
-        variants = range(min(len(s.cheap) for s in stages))
+    def _unit(self, stage: Stage, inner: _Table | None = None) -> _Unit:
+        cost, gradient = stage.cost / self.scale, stage.saved_bytes + stage.gradient_bytes
         if inner is not None:
             own = inner.best[0][-1]
         else:
             own = np.full(self.slots + 1, _INFINITE, np.float32)
-            own[self._up(max(gradient, work)) :] = cost
+            own[self._up(max(gradient, stage.work_bytes)) :] = cost
+        variants = [Cheap((), 0, stage.saved_bytes), *stage.cheap]
         return _Unit(
-            stages=part,
+            stage=stage,
             cost=cost,
-            entry=self._up(stages[0].entry_bytes),
-            work=self._up(work),
+            entry=self._up(stage.entry_bytes),
+            work=self._up(stage.work_bytes),
             gradient=self._up(gradient),
-            kept=(self._up(saved), *(self._up(sum(s.cheap[v].kept_bytes for s in stages)) for v in variants)),
-            again=(0.0, *(sum(s.cheap[v].cost for s in stages) / self.scale for v in variants)),
+            kept=tuple(self._up(v.kept_bytes) for v in variants),
+            again=tuple(v.cost / self.scale for v in variants),
             own=own,
         )
 
     def _up(self, size_bytes: int) -> int:
         """Slots that `size_bytes` take."""
         return min(-(-size_bytes // self.slot_bytes), self.slots + 1)
+
+
+def _run(stages: Sequence[Sequence[int]], at: int, found: set[Rerun]) -> None:
+    """Adds reruns of the nodes before gradient node `at`; in the first pass (-1) there are none."""
+    for nodes in stages if at >= 0 else ():
+        found.update((at, v) for v in nodes if v < at)
 
 
 class _Table:
@@ -172,8 +164,10 @@ class _Table:
     def _keeping(self, i: int, k: int) -> _Row:
         """Option (b) with the best variant."""
         row = self._variant(i, k, 0)
-        for v in range(1, len(self.units[i].kept)):
-            row = np.minimum(row, self._variant(i, k, v))
+        again = self.units[i].again
+        for v in range(1, len(again)):
+            if again[v] > again[v - 1] or self.units[i].kept[v] < self.units[i].kept[v - 1]:
+                row = np.minimum(row, self._variant(i, k, v))
         return row
 
     def _variant(self, i: int, k: int, v: int) -> _Row:

@@ -13,7 +13,7 @@ from onnx_sublinear.planners.storages import Storages
 __all__ = ["Cheap", "Stage", "cut_places", "stages_between"]
 
 
-_CHEAP_SHARES = (0.02, 0.15)  # of a stage's cost: what its cheap variants may cost again
+_CHEAP_SHARES = (0.005, 0.03, 0.15)  # of the forward cost: what the cheapest nodes per byte may cost together
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def stages_between(storages: Storages, cuts: Sequence[int]) -> list[Stage]:
     for k in range(1, count):  # the gradient nodes of a stage start when it or one before it is read
         first_reader[k] = min(first_reader[k], first_reader[k - 1])
     gradient_live = _gradient_profile(storages)
+    cheap = _cheap_sets(storages, forward)
     found: list[Stage] = []
     for k in range(count):
         nodes = forward.nodes[bounds[k] : bounds[k + 1]]
@@ -169,33 +170,39 @@ def stages_between(storages: Storages, cuts: Sequence[int]) -> list[Stage]:
                 gradient_bytes=max(gradient_live[start:stop], default=0),
                 cost=sum(storages.costs[n] for n in nodes if storages.free[n]),
                 gradient=start,
-                cheap=_cheap(storages, forward, nodes, end, saved),
+                cheap=_cheap(storages, forward, nodes, end, saved, cheap),
             )
         )
     return found
 
 
-def _cheap(storages: Storages, forward: _Forward, nodes: Sequence[int], end: int, saved: int) -> tuple[Cheap, ...]:
-    """The variants that cost a small share of the stage; what a later stage reads is kept."""
-    dropped_bytes = {
-        n: sum(storages.size[s] for s in storages.made[n])
-        for n in nodes
-        if storages.free[n] and not any(forward.last[s] > end for s in storages.made[n])
-    }
-    ranked = sorted(dropped_bytes, key=lambda n: (storages.costs[n] / max(1, dropped_bytes[n]), n))
-    total = sum(storages.costs[n] for n in nodes if storages.free[n])
-    found: list[Cheap] = []
+def _cheap_sets(storages: Storages, forward: _Forward) -> list[set[int]]:
+    """The forward nodes that cost least per byte, as many as together cost a small share of the section."""
+    size = {n: sum(storages.size[s] for s in storages.made[n]) for n in forward.nodes if storages.free[n]}
+    ranked = sorted(size, key=lambda n: (storages.costs[n] / max(1, size[n]), n))
+    total = sum(storages.costs[n] for n in ranked)
+    found: list[set[int]] = []
     for share in _CHEAP_SHARES:
-        cost = freed = 0
-        chosen: list[int] = []
+        cost = 0
+        chosen: set[int] = set()
         for n in ranked:
-            if cost + storages.costs[n] > share * total:
-                break
             cost += storages.costs[n]
-            freed += sum(storages.size[s] for s in storages.made[n] if forward.saved[s])
-            chosen.append(n)
-        if freed and (not found or len(chosen) > len(found[-1].nodes)):
-            found.append(Cheap(tuple(sorted(chosen)), cost, saved - freed))
+            if cost > share * total:
+                break
+            chosen.add(n)
+        found.append(chosen)
+    return found
+
+
+def _cheap(
+    storages: Storages, forward: _Forward, nodes: Sequence[int], end: int, saved: int, sets: Sequence[set[int]]
+) -> tuple[Cheap, ...]:
+    """The variants in which cheap nodes are dropped; what a later stage reads is kept."""
+    found: list[Cheap] = []
+    for cheap in sets:
+        chosen = [n for n in nodes if n in cheap and not any(forward.last[s] > end for s in storages.made[n])]
+        freed = sum(storages.size[s] for n in chosen for s in storages.made[n] if forward.saved[s])
+        found.append(Cheap(tuple(chosen), sum(storages.costs[n] for n in chosen), saved - freed))
     return tuple(found)
 
 
