@@ -17,6 +17,7 @@ from onnx_sublinear.planners.storages import Rerun, Storages
 __all__ = ["Timeline"]
 
 _END = 1 << 62
+_EVENTS_PER_EFFORT = 40  # of building a profile
 
 
 class Timeline:
@@ -38,7 +39,6 @@ class Timeline:
         self.cost = 0
         self.changed: set[int] = set()
         self.journal: list[tuple[bool, int, int]] = []
-        self.effort = 0.0
         again = sorted(set(reruns))
         for t, v in again:
             self.times[v].append(t)
@@ -46,6 +46,7 @@ class Timeline:
         events = sorted([t * count + v for t, v in again] + [v * count + v for v in range(count)])
         self.reads: list[list[int]] = [[] for _ in storages.size]
         self._length = len(events)
+        self.effort = self._length / _EVENTS_PER_EFFORT
         room = self._length + 64
         self._keys: NDArray[np.int64] = np.zeros(room, np.int64)
         self._live: NDArray[np.int64] = np.zeros(room, np.int64)
