@@ -38,7 +38,7 @@ _PATIENCE = 6  # times the time limit, before the clock ends a search whose plan
 _FOCUSED_EFFORT_PER_SECOND = 5500
 _ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
 _SMALL = 300  # nodes up to which every level is searched
-_QUICK_CHAIN = 2000
+_MEDIUM = 2000  # nodes up to which seeds may take their time
 _LARGE = 20_000  # nodes from which on only the chain program runs
 _STARTS, _START_NOISE = 8, 0.5
 _SEED = 20160421
@@ -117,11 +117,12 @@ class _Search:
     def seeds(self, limit: Limit) -> None:
         """Step 1."""
         thorough, count = self.options.thorough, self.storages.count
-        if thorough or count <= _QUICK_CHAIN:
+        if thorough or count <= _MEDIUM:
             (ChainStrategy() if thorough else ChainStrategy().quick()).fill(self.pool, limit)
         if count <= _LARGE:
             sqrt = SqrtStrategy() if thorough else SqrtStrategy().quick()
-            for schedule in sqrt.schedules(self.storages.problem):
+            relaxed = thorough and limit.budget_bytes is not None and count <= _MEDIUM
+            for schedule in sqrt.schedules(self.storages.problem, relaxed):
                 self.pool.add_reruns(reruns_of(self.storages, schedule), "sqrt")
 
     def down(self) -> None:

@@ -253,10 +253,10 @@ class SqrtStrategy:
         """The same with a coarse search, to compare problems."""
         return SqrtStrategy(targets=4, refinements=0)
 
-    def schedules(self, problem: RematProblem) -> list[list[int]]:
-        """The schedules that the search over targets looks at."""
-        keep_all = _candidate(problem, [0] * len(problem.forward))
-        return [c.schedule for c in self._found(problem, keep_all)]
+    def schedules(self, problem: RematProblem, relaxed: bool = False) -> list[list[int]]:
+        """The schedules that the search over targets looks at; `relaxed`: and those that keep more of each."""
+        found = self._found(problem, _candidate(problem, [0] * len(problem.forward)))
+        return [c.schedule for c in (_pool(problem, found) if relaxed else found)]
 
     def _found(self, problem: RematProblem, keep_all: _Candidate) -> list[_Candidate]:
         large = len(problem.reads) > _LARGE
