@@ -138,7 +138,7 @@ class _Search:
             for k in range(lowest, LEVELS)
             if small or not k % _ROUND_LEVEL
         }
-        per_weight = self.effort * (0.3 if self.options.focus else 0.75) / (sum(weights.values()) or 1)
+        per_weight = self.effort * (0.3 if self.options.focus else 0.4) / (sum(weights.values()) or 1)
         splitter: Splitter | None = None
         for k, weight in weights.items():
             level = self.level(k)
