@@ -120,7 +120,7 @@ class _Search:
         if thorough or count <= _MEDIUM:
             (ChainStrategy() if thorough else ChainStrategy().quick()).fill(self.pool, limit)
         if count <= _LARGE:
-            sqrt = SqrtStrategy() if thorough else SqrtStrategy().quick()
+            sqrt = SqrtStrategy() if thorough else SqrtStrategy(targets=4 if count <= _MEDIUM else 2, refinements=0)
             relaxed = thorough and limit.budget_bytes is not None and count <= _MEDIUM
             for schedule in sqrt.schedules(self.storages.problem, relaxed):
                 self.pool.add_reruns(reruns_of(self.storages, schedule), "sqrt")
