@@ -281,7 +281,7 @@ def _plan_and_rewrite(
     if graph.sections.has_gradients:
         candidates.append(_within_budget(graph, recompute, limit, progress))
         if limit is None and strategy == "auto" and _falls_short(candidates[0]):
-            simple = _pipeline(default_passes(replace(recompute, strategy=_SIMPLE)), progress)(graph)
+            simple = _pipeline(default_passes(replace(recompute, strategy=_SIMPLE)), None)(graph)
             if _worst(simple.graph) <= _worst(candidates[0].graph) * (1 + _LEAST_GAIN):
                 candidates[0] = simple
         cloned = candidates[0].facts["plan"].clones > 0

@@ -35,7 +35,8 @@ __all__ = ["AutoStrategy"]
 
 _EFFORT_PER_SECOND = 3500  # a third of what an idle machine does
 _PATIENCE = 6  # times the time limit, before the clock ends a search whose plan must not depend on the clock
-_FOCUSED_EFFORT_PER_SECOND = 5500
+_PUNCTUAL = 0.9  # of the time limit, after which the clock ends a search with `focus`
+_FOCUSED_EFFORT_PER_SECOND = 4000
 _ROUND_LEVEL, _ROUND_WEIGHT = 5, 8  # every fifth level gets eight times the effort
 _SMALL = 300  # nodes up to which every level is searched
 _MEDIUM = 2000  # nodes up to which seeds may take their time
@@ -99,7 +100,7 @@ class _Search:
         self.storages = pool.storages
         self.keep_all = self.pool.points[0]
         self.effort = options.seconds * (_FOCUSED_EFFORT_PER_SECOND if options.focus else _EFFORT_PER_SECOND)
-        self.deadline = time.monotonic() + options.seconds * (1 if options.focus else _PATIENCE)
+        self.deadline = time.monotonic() + options.seconds * (_PUNCTUAL if options.focus else _PATIENCE)
 
     def late(self) -> bool:
         """Whether the time limit is over."""
