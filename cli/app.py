@@ -22,6 +22,7 @@ from onnx_sublinear.cli.inspect import inspect
 from onnx_sublinear.cli.messages import debugging, say_error
 from onnx_sublinear.cli.optimize import optimize
 from onnx_sublinear.cli.passes import passes
+from onnx_sublinear.cli.plan import plan
 from onnx_sublinear.cli.verify import verify
 from onnx_sublinear.errors import PassError, SublinearError
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 model not usable, 4 budget cannot be met, 5 verification failed, 1 a bug.",
 )
-for _command in (optimize, inspect, verify, bench, passes):
+for _command in (optimize, inspect, verify, bench, passes, plan):
     app.command()(_command)
 
 

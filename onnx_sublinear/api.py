@@ -28,6 +28,9 @@ from onnx_sublinear.training_graph import TrainingGraph
 __all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
 
 _BUDGET_ATTEMPTS = 4
+_SHORT = 1.03
+_SIMPLE = "sqrt"  # the strategy whose plans the orders hold most easily
+_SIMPLE_NODES = 5000
 _LEAST_GAIN = 0.01
 _LEAST_GAIN_BYTES = 4096
 _PAGE_BYTES = 4096
@@ -277,6 +280,10 @@ def _plan_and_rewrite(
     candidates: list[PassResult] = []
     if graph.sections.has_gradients:
         candidates.append(_within_budget(graph, recompute, limit, progress))
+        if limit is None and strategy == "auto" and _falls_short(candidates[0]):
+            simple = _pipeline(default_passes(replace(recompute, strategy=_SIMPLE)), None)(graph)
+            if _worst(simple.graph) <= _worst(candidates[0].graph) * (1 + _LEAST_GAIN):
+                candidates[0] = simple
         cloned = candidates[0].facts["plan"].clones > 0
         if limit is None and cloned and not _never_worse(graph, candidates[0].graph):
             candidates.append(_pipeline(default_passes(None), progress)(graph))
@@ -290,6 +297,13 @@ def _plan_and_rewrite(
     if limit is not None and _worst(graph) > limit:
         raise over_budget(limit, _worst(graph), lower_bound(graph.runtime)[0])
     return PassResult(graph, notes=(*notes, f"nothing to do{_reason(graph, limit)}"))
+
+
+def _falls_short(result: PassResult) -> bool:
+    """Whether the runtime's orders need clearly more than the plan, and another plan costs little time."""
+    plan: RematPlan = result.facts["plan"]
+    short = _worst(result.graph) > _SHORT * plan.peak_bytes
+    return short and plan.clones > 0 and len(result.graph.index.nodes) <= _SIMPLE_NODES
 
 
 def _share_text(share: float | str) -> str:

@@ -16,6 +16,7 @@ from onnx_sublinear.units import format_bytes, format_share
 if TYPE_CHECKING:
     from onnx_sublinear.api import Inspection, Report
     from onnx_sublinear.matrix import Matrix
+    from onnx_sublinear.planners import RematPlan
     from onnx_sublinear.prediction import Configuration, Prediction
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "inspection_text",
     "matrix_text",
     "optimize_text",
+    "plan_json",
+    "plan_text",
     "predictions_text",
     "report_json",
     "sparkline",
@@ -159,6 +162,35 @@ def matrix_text(matrix: Matrix) -> str:
     lines = [aligned(table, right=(5, 6, 7)), *(f"note: {printable(reason)}" for reason in reasons)]
     if matrix.worst_deviation is not None:
         lines.append(f"largest deviation {format_share(matrix.worst_deviation)}")
+
+
+def plan_json(plan: RematPlan, keep_all_bytes: int, lower_bound_bytes: int, seconds: float) -> dict[str, Any]:
+    """The figures of a plan for an abstract problem, without its schedule."""
+    return {
+        "keep_all_peak_bytes": keep_all_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "peak_share": plan.peak_bytes / (keep_all_bytes or 1),
+        "lower_bound_bytes": lower_bound_bytes,
+        "overhead": plan.overhead,
+        "overhead_bound": plan.overhead_bound,
+        "recomputations": plan.clones,
+        "strategy": plan.strategy,
+        "seconds": seconds,
+    }
+
+
+def plan_text(plan: RematPlan, keep_all_bytes: int, lower_bound_bytes: int) -> str:
+    """The peak before and after, and what it costs."""
+    rows = [
+        ["", "keep all", "plan", ""],
+        ["peak", format_bytes(keep_all_bytes), format_bytes(plan.peak_bytes), ""],
+        ["lower bound", format_bytes(lower_bound_bytes), "", ""],
+    ]
+    rows[1][3] = format_share(plan.peak_bytes / (keep_all_bytes or 1))
+    lines = [aligned(rows, right=(1, 2, 3)), ""]
+    lines.append(f"{plan.clones} recomputations, strategy {plan.strategy}: {100 * plan.overhead:.2f}% extra work")
+    if plan.overhead_bound is not None:
+        lines.append(f"proved: no plan within this budget has less than {100 * plan.overhead_bound:.2f}%")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from onnx_sublinear.errors import UsageError
 
-__all__ = ["format_bytes", "format_share", "parse_bytes", "parse_dims", "parse_share"]
+__all__ = ["format_bytes", "format_share", "parse_bytes", "parse_dims", "parse_share", "share_of"]
 
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
@@ -46,6 +46,18 @@ def parse_share(text: str) -> float:
     if match := re.fullmatch(_NUMBER, text.strip()):
         return float(match[1])
     raise UsageError(f"'{text}' is not a share", "write a percentage such as 20% or a fraction such as 0.2")
+
+
+def share_of(text: str, whole_bytes: int) -> int:
+    """Bytes, rounded down without error, that the percentage `text` is of `whole_bytes`.
+
+    Raises:
+        UsageError: the text is not a percentage.
+    """
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is not a percentage", "write a percentage such as 60%")
+    return int(Fraction(match[1]) * whole_bytes / 100)
 
 
 def parse_dims(entries: list[str]) -> dict[str, int]:

@@ -69,7 +69,7 @@ class RecomputePass(Pass):
         floor, _ = lower_bound(graph.runtime)
         strategy = strategy_named(self.strategy)
         problems = [remat_problem(graph, order) for order in base_orders(graph)]
-        smallest = replace(limit, budget_bytes=None)
+        smallest = Limit() if limit.max_overhead is None else replace(limit, budget_bytes=None)
         previews = [strategy.quick().plan(p, smallest, lower_bound_bytes=floor) for p in problems]
         best = min(range(len(problems)), key=lambda i: (previews[i].peak_bytes, previews[i].overhead))
         return strategy.plan(problems[best], limit, lower_bound_bytes=floor)
@@ -81,9 +81,10 @@ class RecomputePass(Pass):
             budget = int(parse_share(self.budget) * graph.simulations["default"].peak_bytes)
         elif self.budget:
             budget = parse_bytes(self.budget)
-        if self.max_overhead:
-            return Limit(budget, max_overhead=parse_share(self.max_overhead))
-        return Limit(budget)
+        overhead = parse_share(self.max_overhead) if self.max_overhead else None
+        if budget is None and overhead is None:
+            return Limit()
+        return Limit(budget, max_overhead=overhead, max_forward_share=None)
 
     def ensures(self, before: TrainingGraph, result: PassResult) -> None:
         """Every original node is still there, and the graph is sorted."""

@@ -14,7 +14,7 @@ from models.files import GOLDEN_DIR
 from onnx_sublinear.api import Report, inspect, optimize
 from onnx_sublinear.errors import BudgetError, GraphError, ModelFileError, UsageError
 from onnx_sublinear.passes.rewriting import role_of
-from onnx_sublinear.planners import RematPlan
+from onnx_sublinear.planners import STRATEGIES, RematPlan
 from onnx_sublinear.rewrite_check import check_rewrite
 
 GPT = GOLDEN_DIR / "gpt4.onnx"
@@ -107,7 +107,7 @@ class TestReport:
         assert report.nodes_after == len(result.model.graph.node)
         assert report.nodes_after == report.nodes_before + report.clones + report.barriers
         assert set(report.recomputed) <= {"MatMul", "Tanh"}
-        assert (report.strategy, result.plan.strategy) == ("sqrt", "sqrt")
+        assert report.strategy == result.plan.strategy in STRATEGIES
         assert (report.unknown_size_names, report.unknown_size_tensors) == ((), 0)
         assert report.warnings == ()
         assert 0 < report.seconds < 60

@@ -30,6 +30,7 @@ __all__ = [
     "RematProblem",
     "evaluate",
     "expand",
+    "least_bytes",
     "over_budget",
     "plan_of",
     "remat_problem",
@@ -136,6 +137,8 @@ class RematPlan:
         overhead: cost of the clones / cost of the step.
         forward_share: cost of the clones / cost of the forward section.
         clones: number of recompute clones.
+        overhead_bound: an overhead that no plan within the budget can be below, for the problem's order and the number
+            of runs that the strategy allows; None where nothing is proved.
     """
 
     strategy: str
@@ -144,6 +147,7 @@ class RematPlan:
     overhead: float
     forward_share: float
     clones: int
+    overhead_bound: float | None = None
 
 
 def remat_problem(graph: TrainingGraph, order: Sequence[int]) -> RematProblem:
@@ -277,6 +281,20 @@ def expand(problem: RematProblem, dropped: Sequence[bool]) -> list[int]:
             schedule.extend(sorted(needed))
         schedule.append(node)
     return schedule
+
+
+def least_bytes(problem: RematProblem) -> int:
+    """The largest bytes that a single node needs at once; what it may write in place counts once."""
+    root = list(range(len(problem.sizes)))
+    most = 0
+    for node, views in enumerate(problem.views):
+        for a, b in views:
+            if not problem.kept[b]:
+                root[b] = root[a]
+        shared = {b for _, b in problem.inplace[node] if not problem.kept[b]}
+        needed = {root[v] for v in problem.reads[node]} | {root[v] for v in problem.writes[node] if v not in shared}
+        most = max(most, sum(problem.sizes[v] for v in needed) + problem.workspaces[node])
+    return most
 
 
 def over_budget(budget_bytes: int, smallest_peak_bytes: int, lower_bound_bytes: int) -> BudgetError:

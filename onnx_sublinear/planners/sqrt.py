@@ -253,6 +253,16 @@ class SqrtStrategy:
         """The same with a coarse search, to compare problems."""
         return SqrtStrategy(targets=4, refinements=0)
 
+    def schedules(self, problem: RematProblem, relaxed: bool = False) -> list[list[int]]:
+        """The schedules that the search over targets looks at; `relaxed`: and those that keep more of each."""
+        found = self._found(problem, _candidate(problem, [0] * len(problem.forward)))
+        return [c.schedule for c in (_pool(problem, found) if relaxed else found)]
+
+    def _found(self, problem: RematProblem, keep_all: _Candidate) -> list[_Candidate]:
+        large = len(problem.reads) > _LARGE
+        refinements = min(self.refinements, 2) if large else self.refinements
+        return _search(problem, keep_all, min(self.targets, 10) if large else self.targets, refinements)
+
     def plan(self, problem: RematProblem, limit: Limit, *, lower_bound_bytes: int = 0) -> RematPlan:
         """The plan of smallest peak within the limit's overhead, or the cheapest one within its budget.
 
@@ -260,9 +270,7 @@ class SqrtStrategy:
             BudgetError: no plan of this strategy meets the budget.
         """
         keep_all = _candidate(problem, [0] * len(problem.forward))
-        large = len(problem.reads) > _LARGE
-        refinements = min(self.refinements, 2) if large else self.refinements
-        found = [keep_all, *_search(problem, keep_all, min(self.targets, 10) if large else self.targets, refinements)]
+        found = [keep_all, *self._found(problem, keep_all)]
         unlimited = limit.budget_bytes is None and limit.max_overhead is None
         fits = [c for c in (found if unlimited else _pool(problem, found)) if _within(problem, c, limit)]
         if limit.budget_bytes is None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, problems
 
-from onnx_sublinear.errors import BudgetError, UsageError
-from onnx_sublinear.planners import strategy_named
+from onnx_sublinear.errors import BudgetError
 from onnx_sublinear.planners.problem import Limit, evaluate
 from onnx_sublinear.planners.sqrt import SqrtStrategy
 
@@ -175,14 +174,3 @@ def test_labels_follow_the_problem():
     p = chain([SIZE] * 16)
     shifted = replace(p, labels=tuple(label + 100 for label in p.labels))
     assert [label - 100 for label in unlimited(shifted).labels] == list(unlimited(p).labels)
-
-
-@pytest.mark.parametrize("name", ["auto", "sqrt"])
-def test_strategies_by_name(name):
-    assert strategy_named(name) == SqrtStrategy()
-
-
-def test_an_unknown_strategy_is_a_usage_error():
-    with pytest.raises(UsageError, match="magic") as caught:
-        strategy_named("magic")
-    assert "sqrt" in caught.value.hint
