@@ -42,6 +42,10 @@ def optimize(
     dim: DimOption = None,
     loss: LossOption = None,
     target: TargetOption = "cpu",
+    robust: Annotated[
+        str,
+        typer.Option(metavar="all|default", help="The execution orders that the plan must hold in: fewer, less added."),
+    ] = "all",
     passes: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The passes, e.g. 'recompute{budget=2GiB},inplace,order,share'.")
     ] = None,
@@ -83,6 +87,7 @@ def optimize(
         dims=dims,
         loss=tuple(loss or ()),
         target=target,
+        robust=robust,
         passes=passes,
         progress=say,
     )

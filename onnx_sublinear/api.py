@@ -148,6 +148,7 @@ def optimize(
     dims: Mapping[str, int] | None = None,
     loss: Sequence[str] = (),
     target: str = "cpu",
+    robust: str = "all",
     passes: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
@@ -162,6 +163,8 @@ def optimize(
         dims: values of symbolic dims, for planning; the result is right at every other value too.
         loss: names of the loss tensors, where they cannot be found by name and shape.
         target: "cpu" or "cuda": whose in-place kernels hold.
+        robust: "all": the plan holds in every execution order, and with the fusions of the installed ONNX Runtime;
+            "default": in the default order only, with fewer added nodes.
         passes: a pipeline's text form to run instead of the default one.
         progress: called with the name of each stage when it starts.
 
@@ -173,7 +176,10 @@ def optimize(
     started = time.perf_counter()
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | str)):
         raise UsageError(f"budget {budget!r} is neither a number of bytes nor a text", 'write 2 << 30, "2GiB" or "60%"')
+    if robust not in ("all", "default"):
+        raise UsageError(f"robust is 'all' or 'default', not '{robust}'")
     graph, missing = _graph(model, dims, loss, target)
+    graph = graph.counting(robust == "all")
     _announce(progress, "sizes")
     before = {name: run.peak_bytes for name, run in graph.simulations.items()}
     if passes is not None and (budget is not None or max_overhead is not None or strategy != "auto"):
@@ -332,14 +338,14 @@ def _within_budget(
     planned, worst = limit, limit
     for _ in range(_BUDGET_ATTEMPTS):
         try:
-            attempt = _pipeline(default_passes(replace(recompute, budget=str(planned))), progress)(graph)
+            attempt = _pipeline(default_passes(replace(recompute, budget=str(planned)), limit), progress)(graph)
         except BudgetError:
             break
         worst = _worst(attempt.graph)
         if worst <= limit:
             return attempt
         planned = int(planned * min(limit / worst, 0.99))
-    smallest = _pipeline(default_passes(replace(recompute, budget="")), progress)(graph)
+    smallest = _pipeline(default_passes(replace(recompute, budget=""), limit), progress)(graph)
     if _worst(smallest.graph) <= limit or _worst(graph) <= limit:
         return smallest
     raise over_budget(limit, min(map(_worst, (smallest.graph, graph))), lower_bound(graph.runtime)[0])

@@ -162,6 +162,7 @@ def matrix_text(matrix: Matrix) -> str:
     lines = [aligned(table, right=(5, 6, 7)), *(f"note: {printable(reason)}" for reason in reasons)]
     if matrix.worst_deviation is not None:
         lines.append(f"largest deviation {format_share(matrix.worst_deviation)}")
+    return "\n".join(lines)
 
 
 def plan_json(plan: RematPlan, keep_all_bytes: int, lower_bound_bytes: int, seconds: float) -> dict[str, Any]:

@@ -85,6 +85,10 @@ class TrainingGraph:
         other.__dict__.update((name, fact) for name, fact in known.items() if fact is not None)
         return other
 
+    def counting(self, all_orders: bool) -> TrainingGraph:
+        """The same with all execution orders counted, or the default one only."""
+        return replace(self, robust="all" if all_orders else "default")
+
     @cached_property
     def index(self) -> GraphIndex:
         """The def-use index."""

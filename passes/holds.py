@@ -20,6 +20,7 @@ from onnx_sublinear.runtime_model import RuntimeGraph
 __all__ = ["RunFile", "clone_holds", "holds_for", "run_file"]
 
 _ROUNDS = 30
+_NO_PEAK = 2**62  # bytes
 _FAR = 200  # nodes that are looked at behind one that nothing can wait for
 
 
@@ -120,8 +121,10 @@ class _Search:
         return {self.file.rows[k]: self.awaitable(late) for k, late in holds.items()}
 
     def peak_and_order(self, holds: Mapping[int, int]) -> tuple[int, list[int], int]:
-        """The peak, the order, and the last step over the limit."""
+        """The peak, the order, and the last step over the limit (no peak where nodes wait for each other)."""
         order = self.by_priority.order(holds)
+        if len(order) < len(self.file.rows):
+            return _NO_PEAK, order, -1
         profile = self.replay.profile(order)
         over = (profile > self.limit).nonzero()[0]
         return int(profile.max(initial=0)), order, int(over[-1]) if len(over) else -1

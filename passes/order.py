@@ -31,6 +31,7 @@ from onnx_sublinear.runtime_model import executed_orders
 from onnx_sublinear.schedule_search import improved
 from onnx_sublinear.scheduling import base_orders, fixed_nodes, hoist, keeps_order
 from onnx_sublinear.training_graph import TrainingGraph
+from onnx_sublinear.units import parse_bytes
 
 __all__ = ["OrderPass"]
 
@@ -40,16 +41,25 @@ _CHECKS = 3
 
 @dataclass(frozen=True)
 class OrderPass(Pass):
-    """Orders nodes and adds the dependencies that keep every runtime order to the schedule."""
+    """Orders nodes and adds the dependencies that keep every runtime order to the schedule.
+
+    Attributes:
+        within: bytes ("2GiB") that no order is to pass where the schedule allows that; "": a little more than the
+            schedule needs.
+    """
 
     name: ClassVar[str] = "order"
+
+    within: str = ""
 
     def __call__(self, graph: TrainingGraph) -> PassResult:
         """Schedules, adds what keeps to the schedule, writes types."""
         if not graph.index.nodes:
             return PassResult(graph)
         schedule, planned = _best_schedule(graph)
-        best = _enforced(graph, schedule, _limit_bytes(graph, planned))
+        best = _enforced(
+            graph, schedule, _limit_bytes(graph, planned, parse_bytes(self.within) if self.within else None)
+        )
         if best is None:
             return PassResult(graph, notes=("the order of nodes with side effects cannot be kept: nothing was moved",))
         return PassResult(best.graph, True, facts={"scheduled_bytes": planned, "barriers": best.added})
@@ -77,9 +87,11 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
     return best, int(replay.profile(best).max())
 
 
-def _limit_bytes(graph: TrainingGraph, planned_bytes: int) -> int:
-    """What no order may pass: the plan and a little, but not what the better order needs already."""
+def _limit_bytes(graph: TrainingGraph, planned_bytes: int, within_bytes: int | None) -> int:
+    """What no order may pass: the plan and a little, but not the budget, nor what the better order needs already."""
     before = min(run.peak_bytes for run in graph.simulations.values())
+    if within_bytes is not None:
+        before = min(before, within_bytes)
     return max(int(planned_bytes * _LEAST_TOLERANCE), min(int(planned_bytes * _TOLERANCE), before))
 
 

@@ -32,9 +32,9 @@ def available() -> dict[str, type[Pass]]:
     return found
 
 
-def default_passes(recompute: RecomputePass | None) -> tuple[Pass, ...]:
-    """The passes of `optimize`; without recomputation if `recompute` is None."""
-    rest = (InplacePass(), OrderPass(), SharePass())
+def default_passes(recompute: RecomputePass | None, within_bytes: int | None = None) -> tuple[Pass, ...]:
+    """The passes of `optimize`; without recomputation if `recompute` is None; within a budget if there is one."""
+    rest = (InplacePass(), OrderPass("" if within_bytes is None else str(within_bytes)), SharePass())
     return rest if recompute is None else (recompute, *rest)
 
 
