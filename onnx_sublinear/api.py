@@ -16,6 +16,7 @@ from onnx_sublinear.graph import domain_of, nodes_at_any_depth
 from onnx_sublinear.model_io import check_external_data, check_model, load_model, missing_warnings
 from onnx_sublinear.ops.traits import Target, is_opaque
 from onnx_sublinear.passes import Pass, PassResult, Pipeline
+from onnx_sublinear.passes.fusions import can_be_checked, executed_files
 from onnx_sublinear.passes.prepare import prepare
 from onnx_sublinear.passes.recompute import RecomputePass
 from onnx_sublinear.passes.registry import default_passes
@@ -298,6 +299,7 @@ def _plan_and_rewrite(
         # Without a limit, no order may need more than before; with one, what counts is the worst order.
         better = _never_worse(graph, candidate.graph) if unlimited else _worst(candidate.graph) < _worst(graph)
         needed = limit is None or _worst(candidate.graph) <= limit < _worst(graph)
+        better = better and not (unlimited and _worse_when_fused(graph, candidate.graph))
         if better and needed and _gains(graph, candidate.graph):
             return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
@@ -370,6 +372,19 @@ def _never_worse(before: TrainingGraph, after: TrainingGraph) -> bool:
         and in_pages(after, name) <= share * in_pages(before, name)
         for name, run in after.simulations.items()
     )
+
+
+def _worse_when_fused(before: TrainingGraph, after: TrainingGraph) -> bool:
+    """Whether a default session of the installed ONNX Runtime would need more than before.
+
+    Fusions and blocked layouts may cost a small graph more than was saved. Nothing is known of large graphs, of other
+    builds and targets, and of what the runtime refuses.
+    """
+    files = [executed_files(graph, ("all",)) for graph in (before, after)] if can_be_checked(after) else []
+    if not all(files) or not files:
+        return False
+    old, new = (file.simulations["default"].peak_bytes for (file,) in files)
+    return new > old
 
 
 def _gains(before: TrainingGraph, after: TrainingGraph) -> bool:

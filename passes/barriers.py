@@ -48,7 +48,7 @@ class Rules:
         slots: per kernel the values that it reads through its own input slots (captured ones cannot be rerouted).
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
-        clone: per kernel whether it is a recompute clone.
+        clone: per kernel 0, or for a recompute clone a number that it shares with the other clones of its original.
         small_bytes: what is next to nothing.
         bodies: kernel -> the kernels that the runtime puts in its place.
         probes: whether tokens are taken by Shape of a probe instead of Size.
@@ -60,7 +60,7 @@ class Rules:
     slots: Sequence[Sequence[int]]
     small_output: Sequence[bool]
     small_all: Sequence[bool]
-    clone: Sequence[bool]
+    clone: Sequence[int]
     small_bytes: int = 0
     bodies: Mapping[int, Sequence[Kernel]] = field(default_factory=dict)
     probes: bool = False
@@ -157,7 +157,7 @@ class _Builder:
         self.kernels, self.rules = graph.kernels, rules
         self.tokens: dict[int, int] = {}  # value -> token
         self.shapes: dict[tuple[int, int], int] = {}  # (value that it waits for, rank) -> shape
-        self.views: dict[tuple[int, int, bool], int] = {}  # (value, value that it waits for, again) -> view
+        self.views: dict[tuple[int, int, int], int] = {}  # (value, value that it waits for, views between) -> view
 
     def add(self, kind: AddedKind, source: int, operands: tuple[int, ...] = ()) -> int:
         """Adds a node and returns the id of what it makes."""
@@ -193,12 +193,12 @@ class _Builder:
             self.shapes[key] = self.add("shape", v, (token,))
         return self.shapes[key]
 
-    def view(self, v: int, awaited: int = -1, *, again: bool = False) -> int:
-        """A view of `v` that waits for `awaited`, or for a graph input only; `again`: a view of that view."""
+    def view(self, v: int, awaited: int = -1, between: int = 0) -> int:
+        """A view of `v` that waits for `awaited`, or for a graph input only, with so many such views in between."""
         awaited = awaited if awaited >= 0 else self.rules.free_source
-        key = v, awaited, again
+        key = v, awaited, between
         if key not in self.views:
-            source = self.view(v, awaited) if again else v
+            source = self.view(v, awaited, between - 1) if between else v
             shape = self.shape(awaited, v)
             self.views[key] = self.add("view", source, (shape,))
         return self.views[key]
@@ -252,7 +252,8 @@ class _Holds:
     """Lets held kernels, and clones that would be equal to their originals, read views.
 
     A clone that reads what only clones or views make differs from its original already. Small ones may be merged with
-    it: what reads them then is looked at as if it read the original.
+    it: what reads them then is looked at as if it read the original. Clones of one original must differ as well: where
+    two would read the same, the later one reads a view of the view.
     """
 
     def __init__(
@@ -275,20 +276,41 @@ class _Holds:
                     continue
             options = [v for v in dict.fromkeys(rules.slots[k]) if rules.ranks[v] >= 0]
             if options:
-                distinct[k] = rules.clone[k]
+                distinct[k] = rules.clone[k] > 0
                 waiting.setdefault(awaited, {})[k] = options
-        self.wanted: dict[int, tuple[int, int]] = {}  # kernel -> (value, what its view waits for)
+        self.wanted: dict[int, tuple[int, int, int]] = {}  # kernel -> (value, what its view waits for, views between)
         for awaited, readers in waiting.items():
             for group in _groups(readers, place, awaited):
                 chosen = _cover(builder.layout.graph, group)
-                self.wanted.update((k, (v, awaited)) for k, v in chosen.items())
+                veils = builder.layout.placement.veils if awaited < 0 else ()  # others read that view
+                self.wanted.update((k, (v, awaited, int(v in veils))) for k, v in chosen.items())
+        self._tell_apart(schedule)
+
+    def _tell_apart(self, schedule: Sequence[int]) -> None:
+        """Clones that would read what an earlier clone of the same original reads get a view more in between."""
+        rules, kernels = self.builder.rules, self.builder.kernels
+        seen: set[tuple[int, tuple[object, ...]]] = set()
+        for k in schedule:
+            if not rules.clone[k] or rules.small_output[k]:
+                continue
+            while True:
+                view = self.wanted.get(k)
+                reads = tuple(view if view is not None and v == view[0] else v for v in kernels[k].reads)
+                if (rules.clone[k], reads) not in seen:
+                    break
+                if view is None:
+                    value = next((v for v in rules.slots[k] if rules.ranks[v] >= 0), -1)
+                    if value < 0 or rules.free_source < 0:
+                        break
+                    view = value, -1, -1
+                self.wanted[k] = view[0], view[1], view[2] + 1
+            seen.add((rules.clone[k], reads))
 
     def before(self, k: int) -> None:
         """The view that `k` is held by."""
         if k in self.wanted:
-            v, awaited = self.wanted[k]
-            veiled = awaited < 0 and v in self.builder.layout.placement.veils  # others read that view
-            self.builder.swap(k, v, self.builder.view(v, awaited, again=veiled))
+            v, awaited, between = self.wanted[k]
+            self.builder.swap(k, v, self.builder.view(v, awaited, between))
 
 
 def _groups(readers: Mapping[int, list[int]], place: Sequence[int], awaited: int) -> list[dict[int, list[int]]]:

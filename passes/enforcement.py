@@ -52,19 +52,25 @@ class Enforcement:
     training: bool
     all_orders: bool = True
 
-    def run(self, veils: Collection[int] = (), further: Mapping[int, int] | None = None) -> Layout | None:
+    def run(
+        self,
+        veils: Collection[int] = (),
+        further: Mapping[int, int] | None = None,
+        marked: Collection[int] = (),
+    ) -> Layout | None:
         """The layout of the additions found; None where nodes whose order matters cannot be kept to it.
 
         Args:
             veils: values to be veiled.
             further: holds that are needed in any case.
+            marked: kernels that are to be marked in any case.
         """
         holds = {**clone_holds(self.graph, self.schedule, self.forward, self.rules), **(further or {})}
         bare = self._lay_out(Placement(holds, veils=frozenset(veils)))
         if self.all_orders:
             holds |= holds_for(self.graph, run_file(bare), self.rules, self.limit_bytes, holds, self.unread)
-        layout = self._marked(self._lay_out(replace(bare.placement, holds=holds)))
-        return self._sorted(layout) if self.fixed else layout
+        layout = self._marked(self._lay_out(replace(bare.placement, holds=holds)), marked)
+        return self._sorted(layout, marked) if self.fixed else layout
 
     @cached_property
     def unread(self) -> frozenset[int]:
@@ -82,26 +88,26 @@ class Enforcement:
     def _lay_out(self, placement: Placement) -> Layout:
         return lay_out(self.graph, self.schedule, placement, self.rules)
 
-    def _marked(self, layout: Layout) -> Layout:
+    def _marked(self, layout: Layout, needed: Collection[int]) -> Layout:
         """The layout with the markers that its default order needs."""
         bare = self._lay_out(replace(layout.placement, markers=frozenset(), drains=frozenset()))
         drains = self.unread
-        markers = self._markers(bare, drains).found()
+        markers = self._markers(bare, drains, needed).found() | frozenset(needed)
         if drains:  # what nothing reads may well stay where it does not stand in the way
-            in_default_order = self._markers(bare, frozenset()).peak_bytes(markers)
+            in_default_order = self._markers(bare, frozenset(), needed).peak_bytes(markers)
             if max(in_default_order, self._peak_by_priority(bare)) <= self.limit_bytes:
                 drains = frozenset()
         return self._lay_out(replace(layout.placement, markers=markers, drains=drains))
 
-    def _markers(self, bare: Layout, drains: Collection[int]) -> Markers:
-        return Markers(self.graph, bare, self.schedule, self.forward, self.rules, self.limit_bytes, drains)
+    def _markers(self, bare: Layout, drains: Collection[int], needed: Collection[int]) -> Markers:
+        return Markers(self.graph, bare, self.schedule, self.forward, self.rules, self.limit_bytes, drains, needed)
 
     def _peak_by_priority(self, layout: Layout) -> int:
         if not self.all_orders:
             return 0
         return int(Replay(layout.graph).profile(ByPriority(layout.graph).order()).max(initial=0))
 
-    def _sorted(self, layout: Layout) -> Layout | None:
+    def _sorted(self, layout: Layout, needed: Collection[int]) -> Layout | None:
         """The layout with holds that keep the fixed kernels in order; None where there are none that do."""
         for _ in range(_ROUNDS):
             swapped = self._swapped(layout)
@@ -111,7 +117,7 @@ class Enforcement:
             added = {k: v for k, v in swapped.items() if v >= 0 and placement.holds.get(k) != v}
             if not added:
                 return None
-            layout = self._marked(self._lay_out(replace(placement, holds={**placement.holds, **added})))
+            layout = self._marked(self._lay_out(replace(placement, holds={**placement.holds, **added})), needed)
         return None
 
     def _swapped(self, layout: Layout) -> dict[int, int]:

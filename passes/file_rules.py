@@ -8,7 +8,7 @@ from dataclasses import replace
 from onnx import TensorProto
 
 from onnx_sublinear.passes.barriers import Rules
-from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
+from onnx_sublinear.passes.rewriting import OF_KEY, ROLE_CLONE, role_of
 from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
 from onnx_sublinear.training_graph import TrainingGraph
 
@@ -121,10 +121,21 @@ def file_rules(
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
-        clone=[role_of(n) == ROLE_CLONE for n in index.nodes],
+        clone=_clone_numbers(graph),
         small_bytes=small,
         bodies=bodies,
     )
+
+
+def _clone_numbers(graph: TrainingGraph) -> list[int]:
+    """Per node 0, or for a clone the number of its original."""
+    numbers: dict[str, int] = {}
+    found: list[int] = []
+    for node in graph.index.nodes:
+        of = next((p.value for p in node.metadata_props if p.key == OF_KEY), "")
+        is_clone = role_of(node) == ROLE_CLONE
+        found.append(numbers.setdefault(of, len(numbers) + 1) if is_clone else 0)
+    return found
 
 
 def _constants(graph: TrainingGraph) -> frozenset[str]:

@@ -15,25 +15,33 @@ from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.holds import RunFile, holds_for
 from onnx_sublinear.runtime import Level
 from onnx_sublinear.runtime_dump import installed_build
+from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["CHECKED_LEVELS", "TOLERANCE", "can_be_checked", "executed_files", "fused_holds", "fused_peak_bytes"]
+__all__ = [
+    "CHECKED_LEVELS",
+    "TOLERANCE",
+    "can_be_checked",
+    "executed_files",
+    "fused_holds",
+    "fused_leaves",
+    "fused_peak_bytes",
+]
 
 CHECKED_LEVELS: tuple[Level, ...] = ("basic", "all")
 TOLERANCE = 1.02
 _MOST_NODES = 6000  # creating a session takes long beyond
 
 
-def can_be_checked(search: Enforcement, emitted: Emitted) -> bool:
+def can_be_checked(graph: TrainingGraph) -> bool:
     """Whether the build that the graph is for is installed, on a CPU plan of a size for which that takes seconds."""
-    graph = emitted.graph
-    wanted = "training" if search.training else "stock"
-    return graph.target == "cpu" and len(emitted.rows) <= _MOST_NODES and installed_build() == wanted
+    wanted = "training" if graph.on_training_build else "stock"
+    return graph.target == "cpu" and len(graph.index.nodes) <= _MOST_NODES and installed_build() == wanted
 
 
-def executed_files(emitted: Emitted) -> list[ExecutedGraph]:
-    """What a session runs at each level that is checked; nothing where the runtime refuses the model."""
+def executed_files(graph: TrainingGraph, levels: Sequence[Level] = CHECKED_LEVELS) -> list[ExecutedGraph]:
+    """What a session runs at each of the levels; nothing where the runtime refuses the model."""
     try:
-        return [executed_graph(emitted.graph, level) for level in CHECKED_LEVELS]
+        return [executed_graph(graph, level) for level in levels]
     except SublinearError:
         return []
 
@@ -41,6 +49,24 @@ def executed_files(emitted: Emitted) -> list[ExecutedGraph]:
 def fused_peak_bytes(files: Sequence[ExecutedGraph]) -> int:
     """The worst peak of any order at any level that is checked (0 where nothing is known)."""
     return max((run.peak_bytes for file in files for run in file.simulations.values()), default=0)
+
+
+def fused_leaves(search: Enforcement, emitted: Emitted, files: Sequence[ExecutedGraph]) -> frozenset[int]:
+    """Leaves that the runtime makes anew: as the last of the file they would come first in the default order.
+
+    Where a level then needs more than the limit. A marker makes them run in their turn: they are no leaves then.
+    """
+    found: set[int] = set()
+    for file in files:
+        if file.simulations["default"].peak_bytes > search.limit_bytes * TOLERANCE:
+            kernels, run = file.runtime.kernels, _run_file(emitted, file)
+            read = {v for kernel in kernels for v in kernel.reads}
+            found.update(
+                run.rows[k]
+                for k, kernel in enumerate(kernels)
+                if run.late[k] and run.rows[k] >= 0 and read.isdisjoint(kernel.writes)
+            )
+    return frozenset(found)
 
 
 def fused_holds(

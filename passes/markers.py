@@ -32,6 +32,7 @@ class Markers:
         rules: what additions may touch.
         limit_bytes: the peak to keep to.
         drains: values that a marker releases in any case.
+        needed: kernels that are marked in any case.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Markers:
         rules: Rules,
         limit_bytes: int,
         drains: Collection[int],
+        needed: Collection[int] = (),
     ) -> None:
         self.base, self.layout, self.schedule, self.forward = base, bare, schedule, forward
         self.rules, self.limit = rules, limit_bytes
         self.replay, self.depth_first = Replay(bare.graph, drains), DepthFirst(bare.graph)
         made_by = base.producers()
         self.drained = frozenset(made_by[v] for v in drains)
+        self.needed = frozenset(needed)
         self.kernel_of: dict[int, int] = {}
         for k, row in enumerate(bare.rows):
             if isinstance(row, int):
@@ -59,7 +62,7 @@ class Markers:
 
     def order(self, markers: Collection[int]) -> list[int]:
         """The default order with these markers."""
-        return self.depth_first.order(sorted(self.kernel_of[k] for k in self.drained.union(markers)))
+        return self.depth_first.order(sorted(self.kernel_of[k] for k in self.drained.union(self.needed, markers)))
 
     def peak_bytes(self, markers: Collection[int]) -> int:
         """The peak of the default order with these markers."""

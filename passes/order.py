@@ -23,7 +23,14 @@ from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.emission import Emitted
 from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import file_rules, with_bodies
-from onnx_sublinear.passes.fusions import TOLERANCE, can_be_checked, executed_files, fused_holds, fused_peak_bytes
+from onnx_sublinear.passes.fusions import (
+    TOLERANCE,
+    can_be_checked,
+    executed_files,
+    fused_holds,
+    fused_leaves,
+    fused_peak_bytes,
+)
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
 from onnx_sublinear.passes.veils import Veiling, guards
 from onnx_sublinear.replay import Replay
@@ -107,7 +114,7 @@ def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Em
     if layout is None:
         return None
     best = Veiling(graph, search).best(layout)
-    if not all_orders or not can_be_checked(search, best):
+    if not all_orders or not can_be_checked(best.graph):
         return best
     return _checked(graph, search, layout, best, veils)
 
@@ -116,21 +123,23 @@ def _checked(
     graph: TrainingGraph, search: Enforcement, layout: Layout, best: Emitted, veils: Collection[int]
 ) -> Emitted:
     """The graph with the holds that the runtime's fusions call for, where these help."""
-    files = executed_files(best)
+    files = executed_files(best.graph)
     worst = fused_peak_bytes(files)
     further: dict[int, int] = {}
+    marked: frozenset[int] = frozenset()
     for _ in range(_CHECKS):
         if worst <= search.limit_bytes * TOLERANCE:
             break
         added = fused_holds(search, best, files, layout.placement.holds)
-        if not added:
+        leaves = fused_leaves(search, best, files) - marked
+        if not added and not leaves:
             break
-        further = {**further, **added}
-        following = search.run(veils, further)
+        further, marked = {**further, **added}, marked | leaves
+        following = search.run(veils, further, marked)
         if following is None:
             break
         emitted = Veiling(graph, search).best(following)
-        files = executed_files(emitted)
+        files = executed_files(emitted.graph)
         reached = fused_peak_bytes(files)
         if not files or max(reached, emitted.worst_bytes) >= max(worst, best.worst_bytes):
             break

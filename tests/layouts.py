@@ -25,7 +25,7 @@ def rules(graph, *, probes=False, ranks=None, countable=None, small=(), clones=(
         slots=[k.reads for k in graph.kernels],
         small_output=[k in small for k in range(count)],
         small_all=[k in small for k in range(count)],
-        clone=[k in clones for k in range(count)],
+        clone=[clones.get(k, 0) if isinstance(clones, dict) else (k + 1) * (k in clones) for k in range(count)],
         bodies=bodies or {},
         probes=probes,
         free_source=X,

@@ -75,6 +75,13 @@ class TestClones:
         layout = lay_out(chain, [0, 1, 2], Placement(), rules(chain, clones={1, 2}, small={1}))
         assert rows(layout) == ["v0", "v1", "token(x)", "shape(v1)", "view(v1)", "v2"]
 
+    def test_clones_of_one_original_are_told_apart(self):
+        """v1 and v2 are both clones of v0: without a view in between, the runtime would merge them."""
+        thrice = line([[X], [X], [X]])
+        layout = lay_out(thrice, [0, 1, 2], Placement(), rules(thrice, clones={1: 1, 2: 1}))
+        assert rows(layout) == ["v0", "token(x)", "shape(x)", "view(x)", "v1", "view(x)", "v2"]
+        assert layout.graph.kernels[-1].reads != layout.graph.kernels[-3].reads
+
     def test_behind_a_veil_a_clone_reads_a_view_of_the_view(self):
         """The original reads the veil: the clone must not read the same."""
         twice = line([[X], [X]])

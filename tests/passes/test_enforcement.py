@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import W, X, line, originals, rows, rules
 
-from onnx_sublinear.passes.enforcement import Enforcement, clone_holds, take_away
+from onnx_sublinear.passes.enforcement import Enforcement
+from onnx_sublinear.passes.holds import clone_holds
+from onnx_sublinear.passes.take_away import take_away
 from onnx_sublinear.runtime_model import executed_orders, simulate
 
 
