@@ -36,6 +36,7 @@ _LEAST_GAIN = 0.01
 _LEAST_GAIN_BYTES = 4096
 _PAGE_BYTES = 4096
 _CLEAR_GAIN_SHARE = 0.75
+_SMALL_GRAPH_BYTES = 1 << 20
 _MOST_OPERATORS = 5
 _TARGETS: tuple[Target, ...] = ("cpu", "cuda")
 
@@ -377,14 +378,14 @@ def _never_worse(before: TrainingGraph, after: TrainingGraph) -> bool:
 def _worse_when_fused(before: TrainingGraph, after: TrainingGraph) -> bool:
     """Whether a default session of the installed ONNX Runtime would need more than before.
 
-    Fusions and blocked layouts may cost a small graph more than was saved. Nothing is known of large graphs, of other
-    builds and targets, and of what the runtime refuses.
+    Fusions and blocked layouts may cost more than was saved. Nothing is known of large graphs, of other builds and
+    targets, and of what the runtime refuses; graphs of less than a MiB are not asked about.
     """
     files = [executed_files(graph, ("all",)) for graph in (before, after)] if can_be_checked(after) else []
     if not all(files) or not files:
         return False
     old, new = (file.simulations["default"].peak_bytes for (file,) in files)
-    return new > old
+    return new > old > _SMALL_GRAPH_BYTES
 
 
 def _gains(before: TrainingGraph, after: TrainingGraph) -> bool:
