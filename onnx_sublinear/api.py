@@ -381,11 +381,12 @@ def _worse_when_fused(before: TrainingGraph, after: TrainingGraph) -> bool:
     Fusions and blocked layouts may cost more than was saved. Nothing is known of large graphs, of other builds and
     targets, and of what the runtime refuses; graphs of less than a MiB are not asked about.
     """
-    files = [executed_files(graph, ("all",)) for graph in (before, after)] if can_be_checked(after) else []
-    if not all(files) or not files:
+    if not can_be_checked(after):
         return False
-    old, new = (file.simulations["default"].peak_bytes for (file,) in files)
-    return new > old > _SMALL_GRAPH_BYTES
+    old = [file.simulations["default"].peak_bytes for file in executed_files(before, ("all",))]
+    if not old or old[0] <= _SMALL_GRAPH_BYTES:
+        return False
+    return any(file.simulations["default"].peak_bytes > old[0] for file in executed_files(after, ("all",)))
 
 
 def _gains(before: TrainingGraph, after: TrainingGraph) -> bool:

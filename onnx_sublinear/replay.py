@@ -1,21 +1,18 @@
-"""Many orders of one file: what does not depend on the order is worked out once.
+"""Live bytes of one file under many orders: what does not depend on the order is worked out once.
 
-`Replay` gives the live bytes of any order as `runtime_model.simulate(..., reuse=False)` does, in numpy; `DepthFirst`
-gives the default order for any choice of leaves that are searched first, `ByPriority` the order by priority for any
-choice of further dependencies.
+`Replay` gives for any order what `runtime_model.simulate(..., reuse=False)` does, in numpy.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, RuntimeGraph
 
-__all__ = ["ByPriority", "DepthFirst", "Replay"]
+__all__ = ["IntArray", "Replay"]
 
 IntArray = NDArray[np.int64]
 
@@ -95,90 +92,6 @@ class Replay:
         profile: IntArray = np.cumsum(delta[:steps]) + self._workspaces[sequence]
         return profile
 
-
-class DepthFirst:
-    """Default orders of one file: post-orders of a depth-first search from the leaves (`runtime_model.default_order`).
-
-    Args:
-        graph: the file.
-    """
-
-    def __init__(self, graph: RuntimeGraph) -> None:
-        count = len(graph.kernels)
-        late = [kernel.late for kernel in graph.kernels]
-        rank = [k + count * late[k] for k in range(count)]
-        self.edges = [sorted(set(e), key=rank.__getitem__) for e in graph.edges()]
-        is_leaf = bytearray(b"\1" * count)
-        for producers in self.edges:
-            for p in producers:
-                is_leaf[p] = 0
-        self.leaves = sorted((k for k in range(count) if is_leaf[k]), key=rank.__getitem__)
-
-    def order(self, first: Sequence[int] = ()) -> list[int]:
-        """The order if a leaf that reads it were put at the end of the file for each kernel in `first`, the first last.
-
-        Args:
-            first: kernels in the order in which they are to run.
-        """
-        edges = self.edges
-        stack = [*self.leaves, *reversed(first)]
-        entered = bytearray(len(edges))
-        order: list[int] = []
-        pop, push = stack.pop, stack.append
-        while stack:
-            k = pop()
-            if k < 0:
-                order.append(~k)
-            elif not entered[k]:
-                entered[k] = 1
-                push(~k)
-                for p in edges[k]:
-                    if not entered[p]:
-                        push(p)
-        return order
-
-
-class ByPriority:
-    """Orders by priority of one file (`runtime_model.priority_order`).
-
-    Args:
-        graph: the file.
-    """
-
-    def __init__(self, graph: RuntimeGraph) -> None:
-        count = len(graph.kernels)
-        self.waiting = [0] * count
-        self.consumers: list[list[int]] = [[] for _ in range(count)]
-        for k, producers in enumerate(graph.edges()):
-            for p in set(producers):
-                self.consumers[p].append(k)
-                self.waiting[k] += 1
-        kernels = graph.kernels
-        before_all = count * (2 + max((kernel.late for kernel in kernels), default=0))
-        self.key = [k + count * kernels[k].late - before_all * kernels[k].first for k in range(count)]
-        self.kernel_at = {key: k for k, key in enumerate(self.key)}
-
-    def order(self, awaited: Mapping[int, int] | None = None) -> list[int]:
-        """The order if each kernel in `awaited` also read what the other one makes."""
-        key, kernel_at, consumers = self.key, self.kernel_at, self.consumers
-        waiting = list(self.waiting)
-        held: dict[int, list[int]] = {}
-        for k, p in (awaited or {}).items():
-            held.setdefault(p, []).append(k)
-            waiting[k] += 1
-        ready = [key[k] for k, n in enumerate(waiting) if n == 0]
-        heapq.heapify(ready)
-        pop, push = heapq.heappop, heapq.heappush
-        order: list[int] = []
-        while ready:
-            k = kernel_at[pop(ready)]
-            order.append(k)
-            for c in consumers[k]:
-                waiting[c] -= 1
-                if not waiting[c]:
-                    push(ready, key[c])
-            for c in held.get(k, ()):
-                waiting[c] -= 1
-                if not waiting[c]:
-                    push(ready, key[c])
-        return order
+    def peak_bytes(self, order: Sequence[int]) -> int:
+        """The largest live bytes of `order` (0 for an empty file)."""
+        return int(self.profile(order).max(initial=0))

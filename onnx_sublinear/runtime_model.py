@@ -12,15 +12,15 @@ Three stages:
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from onnx_sublinear.graph import GraphIndex
 from onnx_sublinear.liveness import Lifetime, peak_of
 from onnx_sublinear.ops.traits import Target, aliases_of, inplace_of, is_expanded, traits_of
 from onnx_sublinear.ops.workspace import run_overhead_bytes, scratch_on_heap, workspace_bytes
+from onnx_sublinear.orders import ByPriority, DepthFirst
 from onnx_sublinear.sizes import TensorSizes, TensorType, element_bits
 
 __all__ = [
@@ -110,6 +110,19 @@ class RuntimeGraph:
         self.external.append(external)
         self.is_output.append(output)
         return len(self.names) - 1
+
+    def with_kernels(self, kernels: list[Kernel]) -> RuntimeGraph:
+        """Other kernels on the same values, whose lists are copies, so that values can be added."""
+        return replace(
+            self,
+            kernels=kernels,
+            names=list(self.names),
+            sizes=list(self.sizes),
+            shapes=list(self.shapes),
+            layouts=list(self.layouts),
+            external=list(self.external),
+            is_output=list(self.is_output),
+        )
 
     def frame_counting(self, least_bytes: int, released: int) -> int:
         """What the run itself holds, in blocks of at least `least_bytes` each.
@@ -251,14 +264,6 @@ def runtime_graph(
     return graph
 
 
-def _places(graph: RuntimeGraph) -> Sequence[int]:
-    """Per kernel its place in the file, those put in place of others behind all."""
-    count = len(graph.kernels)
-    if any(kernel.late for kernel in graph.kernels):
-        return [place + count * kernel.late for place, kernel in enumerate(graph.kernels)]
-    return range(count)
-
-
 def default_order(graph: RuntimeGraph, *, training_build: bool = False) -> list[int]:
     """The order of ExecutionOrder.DEFAULT: post-order of a depth-first search from the leaves, last leaf first.
 
@@ -266,36 +271,16 @@ def default_order(graph: RuntimeGraph, *, training_build: bool = False) -> list[
         graph: the file.
         training_build: the training build moves Shape and Size nodes directly behind their producer.
     """
-    edges = graph.edges()
-    count = len(edges)
-    place = _places(graph)
-    by_rank: Sequence[int] = place if isinstance(place, range) else sorted(range(count), key=place.__getitem__)
-    is_leaf = [True] * count
-    for producers in edges:
-        producers.sort(key=place.__getitem__)
-        for p in producers:
-            is_leaf[p] = False
-    stack = [k for k in by_rank if is_leaf[k]]
-    state = bytearray(count)  # 0 new, 1 entered
-    order: list[int] = []
-    while stack:
-        k = stack.pop()
-        if k < 0:
-            order.append(~k)
-            continue
-        if state[k]:
-            continue
-        state[k] = 1
-        stack.append(~k)
-        stack.extend(p for p in edges[k] if not state[p])
-    return _hoist_shapes(graph, edges, order, by_rank) if training_build else order
+    search = DepthFirst(graph)
+    order = search.order()
+    return _hoist_shapes(graph, search, order) if training_build else order
 
 
-def _hoist_shapes(graph: RuntimeGraph, edges: list[list[int]], order: list[int], by_rank: Sequence[int]) -> list[int]:
+def _hoist_shapes(graph: RuntimeGraph, search: DepthFirst, order: list[int]) -> list[int]:
     followers: dict[int, list[int]] = {}
-    for k in by_rank:
-        if graph.kernels[k].first and edges[k]:
-            followers.setdefault(edges[k][0], []).append(k)
+    for k in search.by_rank:
+        if graph.kernels[k].first and search.edges[k]:
+            followers.setdefault(search.edges[k][0], []).append(k)
     if not followers:
         return order
     hoisted: list[int] = []
@@ -309,25 +294,7 @@ def _hoist_shapes(graph: RuntimeGraph, edges: list[list[int]], order: list[int],
 
 def priority_order(graph: RuntimeGraph) -> list[int]:
     """The order of ExecutionOrder.PRIORITY_BASED: Kahn's algorithm, Shape and Size first, then by place in the file."""
-    edges = graph.edges()
-    waiting = [len(e) for e in edges]
-    consumers: list[list[int]] = [[] for _ in edges]
-    for k, producers in enumerate(edges):
-        for p in producers:
-            consumers[p].append(k)
-    place = _places(graph)
-    kernels = graph.kernels
-    ready = [(not kernels[k].first, place[k], k) for k, n in enumerate(waiting) if n == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        k = heapq.heappop(ready)[2]
-        order.append(k)
-        for c in consumers[k]:
-            waiting[c] -= 1
-            if waiting[c] == 0:
-                heapq.heappush(ready, (not kernels[c].first, place[c], c))
-    return order
+    return ByPriority(graph).order()
 
 
 def executed_orders(graph: RuntimeGraph, *, training: bool = False) -> dict[str, list[int]]:

@@ -124,36 +124,12 @@ class Layout:
         """How many nodes the layout adds."""
         return sum(isinstance(row, Added) for row in self.rows)
 
-    @property
-    def schedule(self) -> list[int]:
-        """The kernels of `graph` as the schedule wants them run, each marker right behind what it reads."""
-        behind: dict[int, list[int]] = {}
-        for k, row in enumerate(self.rows):
-            if isinstance(row, Added) and row.kind == "marker":
-                behind.setdefault(row.source, []).append(k)
-        order: list[int] = []
-        for k, (row, kernel) in enumerate(zip(self.rows, self.graph.kernels, strict=True)):
-            if not (isinstance(row, Added) and row.kind == "marker"):
-                order.append(k)
-                order.extend(m for v in kernel.writes for m in behind.get(v, ()))
-        return order
-
 
 class _Builder:
     """Appends kernels to a layout."""
 
     def __init__(self, graph: RuntimeGraph, placement: Placement, rules: Rules) -> None:
-        laid = replace(
-            graph,
-            kernels=[],
-            names=list(graph.names),
-            sizes=list(graph.sizes),
-            shapes=list(graph.shapes),
-            layouts=list(graph.layouts),
-            external=list(graph.external),
-            is_output=list(graph.is_output),
-        )
-        self.layout = Layout(placement, laid)
+        self.layout = Layout(placement, graph.with_kernels([]))
         self.kernels, self.rules = graph.kernels, rules
         self.tokens: dict[int, int] = {}  # value -> token
         self.shapes: dict[tuple[int, int], int] = {}  # (value that it waits for, rank) -> shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -155,8 +155,7 @@ def emit(graph: TrainingGraph, layout: Layout, *, private: bool) -> Emitted:
             from these.
     """
     emitter, nodes, rows = _nodes(graph, layout, private)
-    types: Mapping[str, TensorType] = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer}
-    types = {**types, **emitter.declared}  # probes stay undeclared, so that their Shape is not folded
+    types = _known_types(graph, emitter)
     model = replace_nodes(graph.model, nodes, _value_info(graph, emitter.declared if private else types))
     index = GraphIndex(model)
     visible = {**graph.visible, **types, **emitter.counts}
@@ -202,7 +201,7 @@ class Draft:
         """The model, with epochs of that many nodes and these tensors set apart."""
         graph, emitter = self.graph, self.emitter
         visible = {**self.visible, **self._dims(epoch, apart)}
-        types = {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer} | emitter.declared
+        types = _known_types(graph, emitter)
         _declare(graph, self.model, {name: visible.get(name, t) for name, t in types.items()})
         runtime = executed = None
         if not self.graph.float16_in_float and len(self.rows) <= len(self.layout.rows) + len(emitter.constants):
@@ -254,6 +253,11 @@ def _nodes(graph: TrainingGraph, layout: Layout, private: bool) -> tuple[_Emitte
     return emitter, emitter.constants + nodes, [-1] * len(emitter.constants) + rows
 
 
+def _known_types(graph: TrainingGraph, emitter: _Emitter) -> dict[str, TensorType]:
+    """What nodes make and views; probes stay undeclared, so that their Shape is not folded."""
+    return {n: t for n, t in graph.sizes.types.items() if n in graph.index.producer} | emitter.declared
+
+
 def _declare(graph: TrainingGraph, model: ModelProto, types: Mapping[str, TensorType]) -> None:
     del model.graph.value_info[:]
     model.graph.value_info.extend(_value_info(graph, types))
@@ -280,7 +284,6 @@ def _undeclared(graph: TrainingGraph, emitter: _Emitter, model: ModelProto) -> t
 
     Outputs of operators without shape inference, of which it would know nothing, count as declared with symbols.
     """
-    del model.graph.value_info[:]
     model.graph.value_info.extend(_declarations(emitter.declared))
     index = GraphIndex(model)
     visible = runtime_types(index, propagates=True, private_dims=True)
@@ -303,18 +306,11 @@ def _numbers(t: TensorType) -> list[int | None]:
 
 def _runtime(layout: Layout, emitter: _Emitter, visible: Mapping[str, TensorType]) -> RuntimeGraph:
     """The layout's graph with the names and types of the written model: what `runtime_graph` would find again."""
+    runtime = layout.graph.with_kernels([*(Kernel((), ()) for _ in emitter.constants), *layout.graph.kernels])
+    runtime.names = list(emitter.names)
     numbers = LayoutNumbers()
-    found = [numbers.of(visible.get(name)) for name in emitter.names]
-    runtime = replace(
-        layout.graph,
-        kernels=[*(Kernel((), ()) for _ in emitter.constants), *layout.graph.kernels],
-        names=list(emitter.names),
-        sizes=list(layout.graph.sizes),
-        shapes=[shape for shape, _ in found],
-        layouts=[number for _, number in found],
-        external=list(layout.graph.external),
-        is_output=list(layout.graph.is_output),
-    )
+    for v, name in enumerate(runtime.names):
+        runtime.shapes[v], runtime.layouts[v] = numbers.of(visible.get(name))
     for constant in emitter.constants:
         runtime.add_value(constant.output[0], 0, UNKNOWN_LAYOUT, external=True)
     return runtime

@@ -20,8 +20,8 @@ from functools import cached_property
 from onnx_sublinear.passes.barriers import Layout, Placement, Rules, lay_out
 from onnx_sublinear.passes.holds import clone_holds, holds_for, run_file
 from onnx_sublinear.passes.markers import Markers
-from onnx_sublinear.replay import ByPriority, Replay
-from onnx_sublinear.runtime_model import RuntimeGraph, executed_orders
+from onnx_sublinear.replay import Replay
+from onnx_sublinear.runtime_model import RuntimeGraph, executed_orders, priority_order
 
 __all__ = ["Enforcement"]
 
@@ -69,7 +69,7 @@ class Enforcement:
         bare = self._lay_out(Placement(holds, veils=frozenset(veils)))
         if self.all_orders:
             holds |= holds_for(self.graph, run_file(bare), self.rules, self.limit_bytes, holds, self.unread)
-        layout = self._marked(self._lay_out(replace(bare.placement, holds=holds)), marked)
+        layout = self._marked(replace(bare.placement, holds=holds), marked)
         return self._sorted(layout, marked) if self.fixed else layout
 
     @cached_property
@@ -88,16 +88,16 @@ class Enforcement:
     def _lay_out(self, placement: Placement) -> Layout:
         return lay_out(self.graph, self.schedule, placement, self.rules)
 
-    def _marked(self, layout: Layout, needed: Collection[int]) -> Layout:
-        """The layout with the markers that its default order needs."""
-        bare = self._lay_out(replace(layout.placement, markers=frozenset(), drains=frozenset()))
+    def _marked(self, placement: Placement, needed: Collection[int]) -> Layout:
+        """The layout of a placement without markers, with those that its default order needs."""
+        bare = self._lay_out(placement)
         drains = self.unread
         markers = self._markers(bare, drains, needed).found() | frozenset(needed)
         if drains:  # what nothing reads may well stay where it does not stand in the way
             in_default_order = self._markers(bare, frozenset(), needed).peak_bytes(markers)
             if max(in_default_order, self._peak_by_priority(bare)) <= self.limit_bytes:
                 drains = frozenset()
-        return self._lay_out(replace(layout.placement, markers=markers, drains=drains))
+        return self._lay_out(replace(placement, markers=markers, drains=drains))
 
     def _markers(self, bare: Layout, drains: Collection[int], needed: Collection[int]) -> Markers:
         return Markers(self.graph, bare, self.schedule, self.forward, self.rules, self.limit_bytes, drains, needed)
@@ -105,7 +105,7 @@ class Enforcement:
     def _peak_by_priority(self, layout: Layout) -> int:
         if not self.all_orders:
             return 0
-        return int(Replay(layout.graph).profile(ByPriority(layout.graph).order()).max(initial=0))
+        return Replay(layout.graph).peak_bytes(priority_order(layout.graph))
 
     def _sorted(self, layout: Layout, needed: Collection[int]) -> Layout | None:
         """The layout with holds that keep the fixed kernels in order; None where there are none that do."""
@@ -117,7 +117,7 @@ class Enforcement:
             added = {k: v for k, v in swapped.items() if v >= 0 and placement.holds.get(k) != v}
             if not added:
                 return None
-            layout = self._marked(self._lay_out(replace(placement, holds={**placement.holds, **added})), needed)
+            layout = self._marked(Placement({**placement.holds, **added}, veils=placement.veils), needed)
         return None
 
     def _swapped(self, layout: Layout) -> dict[int, int]:

@@ -35,15 +35,7 @@ def with_bodies(graph: TrainingGraph) -> tuple[RuntimeGraph, dict[int, list[Kern
     late = [k for k, kernel in enumerate(runtime.kernels) if kernel.late]
     if executed is runtime or not late or graph.float16_in_float:  # casts are put around float16 kernels, too
         return runtime, {}
-    joined = replace(
-        runtime,
-        names=list(runtime.names),
-        sizes=list(runtime.sizes),
-        shapes=list(runtime.shapes),
-        layouts=list(runtime.layouts),
-        external=list(runtime.external),
-        is_output=list(runtime.is_output),
-    )
+    joined = runtime.with_kernels(runtime.kernels)
     ids = {name: v for v, name in enumerate(runtime.names)}
     outside = set(ids)
 

@@ -12,9 +12,10 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnx_sublinear.orders import ByPriority
 from onnx_sublinear.passes.barriers import Layout, Rules
 from onnx_sublinear.passes.take_away import TRIALS, WORK, take_away
-from onnx_sublinear.replay import ByPriority, Replay
+from onnx_sublinear.replay import Replay
 from onnx_sublinear.runtime_model import RuntimeGraph
 
 __all__ = ["RunFile", "clone_holds", "holds_for", "run_file"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from onnx_sublinear.orders import DepthFirst
 from onnx_sublinear.passes.barriers import Layout, Rules
 from onnx_sublinear.passes.take_away import TRIALS, WORK, take_away
-from onnx_sublinear.replay import DepthFirst, Replay
+from onnx_sublinear.replay import Replay
 from onnx_sublinear.runtime_model import RuntimeGraph
 
 __all__ = ["Markers"]
@@ -66,7 +67,7 @@ class Markers:
 
     def peak_bytes(self, markers: Collection[int]) -> int:
         """The peak of the default order with these markers."""
-        return int(self.replay.profile(self.order(markers)).max(initial=0))
+        return self.replay.peak_bytes(self.order(markers))
 
     def found(self) -> frozenset[int]:
         """Few markers with which the default order keeps to the limit, as far as any do."""

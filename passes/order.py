@@ -89,9 +89,9 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
         executed = executed_orders(runtime, training=graph.on_training_build).values()
         candidates += [order for order in executed if keeps_order(order, in_file, fixed)]
         candidates += base_orders(graph)
-    best = min(candidates, key=lambda order: int(replay.profile(order).max()))
+    best = min(candidates, key=replay.peak_bytes)
     best = improved(runtime, best, fixed)
-    return best, int(replay.profile(best).max())
+    return best, replay.peak_bytes(best)
 
 
 def _limit_bytes(graph: TrainingGraph, planned_bytes: int, within_bytes: int | None) -> int:

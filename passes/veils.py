@@ -11,7 +11,7 @@ they save there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -107,50 +107,45 @@ class Veiling:
                 break
             broken = breakable_promises(runtime, limit, hopeless, least_bytes=least)
             names = [runtime.names[v] for v in sorted(broken)]
+            is_known = [_is_known(draft.visible.get(name)) for name in self.graph.runtime.names]
             known = [name for name in names if _is_known(draft.visible.get(name))]
-            hopeless.update(n for n in known if n in tried and not self._origins([n], draft.visible, layout))
+            hopeless.update(n for n in known if n in tried and not self._origins([n], is_known, layout))
             tried.update(known)
-            veils = self._origins(known, draft.visible, layout)
+            veils = self._origins(known, is_known, layout)
             added = set(names).difference(known, apart)
             if not veils and not added and epoch == shortest:
                 break
             apart |= added
             if veils:
                 placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
-                layout = lay_out(self.search.graph, self.search.schedule, placement, self.rules)
+                layout = lay_out(self.search.graph, self.search.schedule, placement, self.search.rules)
                 draft = Draft(self.graph, layout, least)
         assert best is not None
         return best[1].written(*best[2:])
 
-    def _origins(self, names: Sequence[str], visible: Mapping[str, TensorType], layout: Layout) -> set[int]:
+    def _origins(self, names: Sequence[str], is_known: Sequence[bool], layout: Layout) -> set[int]:
         """Values whose known dims make those of `names` known: behind veils of them all, these are not.
 
         The way back goes over known dims: to all equally shaped inputs of an elementwise operator, to the shape that a
         Reshape reads, to the largest input of another.
         """
-        runtime, kernels, ranks, slots = (
-            self.graph.runtime,
-            self.graph.runtime.kernels,
-            self.rules.ranks,
-            self.rules.slots,
-        )
+        runtime, ranks, slots = self.graph.runtime, self.search.rules.ranks, self.search.rules.slots
         veiled, made_by = layout.placement.veils, self._made_by
-        known = [_is_known(visible.get(name)) for name in runtime.names]
         targets = {self._ids[name] for name in names if name in self._ids}
         found: set[int] = set()
         seen: set[int] = set()
         pending = list(targets)
         while pending:
             v = pending.pop()
-            if v in seen or not known[v]:
+            if v in seen or not is_known[v]:
                 continue
             seen.add(v)
             k = made_by[v]
             swaps = layout.swaps.get(k, {})
-            reads = [r for r in dict.fromkeys(slots[k] if k >= 0 else ()) if known[r] and r not in swaps]
+            reads = [r for r in dict.fromkeys(slots[k] if k >= 0 else ()) if is_known[r] and r not in swaps]
             if k >= 0 and self.graph.index.nodes[k].op_type in _SHAPED and slots[k][1] in reads:
                 reads = [slots[k][1]]
-            elif k >= 0 and kernels[k].broadcast:
+            elif k >= 0 and runtime.kernels[k].broadcast:
                 reads = [r for r in reads if runtime.shapes[r] == runtime.shapes[v]]
             elif len(reads) > 1:
                 reads = [max(reads, key=self._size_of)]
@@ -173,11 +168,6 @@ class Veiling:
     def _made_by(self) -> list[int]:
         """Per value its kernel."""
         return self.graph.runtime.producers()
-
-    @property
-    def rules(self) -> Rules:
-        """What additions may touch."""
-        return self.search.rules
 
 
 def _is_known(t: TensorType | None) -> bool:

@@ -45,7 +45,9 @@ def chain(sizes, costs=None, fixed=()):
 
 @st.composite
 def problems(draw, *, plain=False, most=12):
-    """Random problems: a forward and a gradient part, any fan-out, several outputs a node; `plain` without sharing.
+    """Random problems: a forward and a gradient part, any fan-out, several outputs a node.
+
+    What shares bytes is of one size.
 
     `plain`: one output a node, no views, in-place kernels, workspaces, or values that are kept.
     """
@@ -61,6 +63,7 @@ def problems(draw, *, plain=False, most=12):
         kind = draw(st.sampled_from(["view", "inplace", "", ""])) if reads and not plain else ""
         if kind:
             (views if kind == "view" else inplace)[n] = ((reads[0], writes[0]),)
+            sizes[writes[0]] = sizes[reads[0]]
     read = {v for reads, _ in nodes for v in reads}
     unread = set(range(len(sizes))) - read
     extra = set() if plain else draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))

@@ -5,7 +5,8 @@ from graphs import deep_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnx_sublinear.replay import ByPriority, DepthFirst, Replay
+from onnx_sublinear.orders import ByPriority, DepthFirst
+from onnx_sublinear.replay import Replay
 from onnx_sublinear.runtime_model import Kernel, RuntimeGraph, default_order, executed_orders, priority_order, simulate
 from onnx_sublinear.training_graph import TrainingGraph
 

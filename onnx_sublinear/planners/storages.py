@@ -16,6 +16,8 @@ __all__ = ["Rerun", "Storages", "lazy", "needed", "reruns_of", "schedule_of"]
 
 Rerun = tuple[int, int]
 
+_NOTHING = 10_000  # a value that is so many times smaller than the largest one does not count
+
 
 class Storages:
     """Storages of a problem. Node and value numbers are the problem's; a storage has the number of its first value.
@@ -27,12 +29,13 @@ class Storages:
         made: per node the storages of more than 0 bytes that it makes.
         read: per node the storages of more than 0 bytes that it reads.
         readers: per storage its reader nodes, ascending.
-        inplace: per node (storage read, storage made) that share bytes if nothing reads the first one later.
+        inplace: per node (storage read, storage made) that share bytes if nothing reads the first one later; where the
+            second is kept, in reruns only.
         kept: per storage whether its first run is live to the end.
         costs: per node; of views that must follow a rerun nothing is counted here.
         workspaces: per node, bytes.
         free: per node whether it may run again and makes a storage that is worth it.
-        is_view: per node whether all that it does is to show another storage.
+        is_view: per node whether all that it does is to show another storage, and needs next to nothing beside it.
         root: per value its storage.
     """
 
@@ -43,12 +46,16 @@ class Storages:
         self.root = list(range(len(problem.sizes)))
         self.is_view = [False] * self.count
         rigid: set[int] = set()  # nodes that a view which cannot follow ties down
+        nothing = max(problem.sizes, default=0) // _NOTHING  # a shape may be kept for a view that follows
         for node, views in enumerate(problem.views):
             for a, b in views:
                 if problem.kept[b]:
                     continue
                 self.root[b] = self.root[a]
-                pure = len(problem.writes[node]) == 1 and problem.recomputable[node]
+                alone = len(problem.writes[node]) == 1 and problem.recomputable[node]
+                light = problem.workspaces[node] <= nothing
+                others = [self.root[v] for v in problem.reads[node] if self.root[v] != self.root[a]]
+                pure = alone and light and all(problem.sizes[v] <= nothing for v in others)
                 self.is_view[node] = pure
                 if not pure:
                     rigid.add(self.producer[self.root[a]])
@@ -65,16 +72,9 @@ class Storages:
             for v in values:
                 self.readers[v].append(node)
         self.inplace: list[list[tuple[int, int]]] = []
-        for node, pairs in enumerate(problem.inplace):
+        for pairs in problem.inplace:
             firsts = {b: root[a] for a, b in reversed(pairs)}
-            self.inplace.append(
-                [
-                    (a, b)
-                    for b, a in firsts.items()
-                    if self.size[b] and self.size[a] == self.size[b] and not self.kept[b]
-                ]
-            )
-            del node
+            self.inplace.append([(a, b) for b, a in firsts.items() if self.size[b] and self.size[a] == self.size[b]])
         self.costs = list(problem.costs)
         self.workspaces = list(problem.workspaces)
         self.free = [

@@ -67,8 +67,9 @@ class Timeline:
             for s in read[v]:
                 reads[s].append(events[i])
                 stops[latest[s]] = i + 1
-            for a, _ in inplace[v]:
-                stops[latest[a]] = i
+            for a, b in inplace[v]:
+                if not storages.kept[b] or events[i] != v * self.count + v:
+                    stops[latest[a]] = i
             for s in made[v]:
                 latest[s] = len(owner)
                 owner.append(s)
@@ -115,8 +116,9 @@ class Timeline:
         if i < 0 or reads[i] < times[k] * count:
             return times[k] * count + v, False
         last = reads[i]
-        pairs = storages.inplace[last % count]
-        return last, bool(pairs) and any(a == s for a, _ in pairs)
+        stage, reader = divmod(last, count)
+        pairs = storages.inplace[reader]
+        return last, any(a == s and (stage != reader or not storages.kept[b]) for a, b in pairs)
 
     def place(self, key: int) -> int:
         """Index of the first event at or after `key`."""

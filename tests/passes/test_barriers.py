@@ -98,9 +98,9 @@ class TestMarkers:
         orders = executed_orders(layout.graph)
         assert [originals(layout, orders[name]) for name in ("default", "priority")] == [[0, 1, 2, 3]] * 2
 
-    def test_the_schedule_of_a_layout_has_markers_behind_what_they_read(self):
+    def test_by_priority_markers_run_right_behind_what_they_read(self):
         layout = lay_out(LEAVES, [0, 1, 2, 3], Placement(markers={1, 3}), rules(LEAVES))
-        assert layout.schedule == [0, 1, 5, 2, 3, 4]
+        assert executed_orders(layout.graph)["priority"] == [0, 1, 5, 2, 3, 4]
 
     def test_what_is_no_tensor_gets_no_marker(self):
         countable = [True] * len(LEAVES.names)
