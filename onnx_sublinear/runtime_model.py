@@ -316,6 +316,7 @@ class Simulation:
         buffer_of: per value the value whose buffer it lives in (itself, if it has its own; -1 for externals).
         scratch: kernel workspaces at each step.
         released: number of buffers that end before the run does.
+        promises: (value, start, end): it takes over a dead buffer, which is held for it in the steps [start, end).
     """
 
     peak_bytes: int
@@ -324,6 +325,7 @@ class Simulation:
     buffer_of: list[int]
     scratch: list[int] = field(default_factory=list)
     released: int = 0
+    promises: list[tuple[int, int, int]] = field(default_factory=list)
 
     def peak_counting(self, graph: RuntimeGraph, least_bytes: int) -> int:
         """The peak, workspaces and frame included, of blocks of at least `least_bytes` each.
@@ -398,7 +400,8 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
     buffer = list(range(len(uses)))
     born = [-1] * len(uses)  # per value with a buffer of its own, the step that makes it
     last_read = [-1] * len(uses)  # per buffer
-    free: dict[int, list[int]] = {}
+    free: dict[int, list[tuple[int, int]]] = {}  # layout -> (dead buffer, first step without it)
+    promises: list[tuple[int, int, int]] = []
     for step, k in enumerate(order):
         kernel = kernels[k]
         for out in kernel.writes:
@@ -408,7 +411,10 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
                     source = _source_of(graph, kernel, out, uses, buffer)
                 if source < 0 and reuse and is_read[out] and layouts[out] > UNKNOWN_LAYOUT:
                     dead = free.get(layouts[out])
-                    source = dead.pop() if dead else -1
+                    if dead:
+                        source, since = dead.pop()
+                        if since < step:
+                            promises.append((out, since, step))
             if source < 0:
                 born[out] = step
             else:
@@ -419,12 +425,12 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
             last_read[root] = step
             uses[root] -= 1
             if not uses[root] and layouts[root] > UNKNOWN_LAYOUT:
-                free.setdefault(layouts[root], []).append(root)
+                free.setdefault(layouts[root], []).append((root, step + 1))
         for v in kernel.writes:
             root = buffer[v]
             uses[root] -= 1
             if not uses[root] and layouts[root] > UNKNOWN_LAYOUT:
-                free.setdefault(layouts[root], []).append(root)
+                free.setdefault(layouts[root], []).append((root, step + 1))
     steps = len(order)
     spans: dict[int, tuple[int, int]] = {}
     delta = [0] * (steps + 1)
@@ -439,7 +445,7 @@ def simulate(graph: RuntimeGraph, order: Sequence[int], *, reuse: bool = True) -
     scratch = [kernels[k].workspace_bytes for k in order]
     profile = list(map(sum, zip(accumulate(delta), scratch, strict=False)))
     located = [b if born[b] >= 0 else -1 for b in buffer]
-    return Simulation(peak_of(profile), profile, spans, located, scratch, released)
+    return Simulation(peak_of(profile), profile, spans, located, scratch, released, promises)
 
 
 def lower_bound(graph: RuntimeGraph) -> tuple[int, int]:

@@ -35,6 +35,7 @@ AddedKind = Literal["token", "dim", "shape", "view", "probe", "marker"]
 __all__ = ["Added", "Layout", "Placement", "Rules", "lay_out"]
 
 _TOKEN_BYTES = 64
+_RANK_NODES = 3  # zeros, shape and view: what a scalar may need that no other value does
 _NEAR = 8  # places: clones that stand nearer may share the views that keep them apart from their originals
 
 
@@ -43,9 +44,11 @@ class Rules:
     """What additions may touch.
 
     Attributes:
-        ranks: per value its rank; -1 where it is no tensor or its rank is unknown: then no view of it can be written.
+        ranks: per value its rank; -1 where it is no tensor, its rank is unknown, or it must stay a constant: then no
+            view of it can be written.
         countable: per value whether its Size can be taken (a tensor).
         slots: per kernel the values that it reads through its own input slots (captured ones cannot be rerouted).
+        scalars: per kernel the constants of rank 0 of which it may read a view all the same.
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
         clone: per kernel 0, or for a recompute clone a number that it shares with the other clones of its original.
@@ -58,6 +61,7 @@ class Rules:
     ranks: Sequence[int]
     countable: Sequence[bool]
     slots: Sequence[Sequence[int]]
+    scalars: Mapping[int, Sequence[int]]
     small_output: Sequence[bool]
     small_all: Sequence[bool]
     clone: Sequence[int]
@@ -65,6 +69,10 @@ class Rules:
     bodies: Mapping[int, Sequence[Kernel]] = field(default_factory=dict)
     probes: bool = False
     free_source: int = -1
+
+    def options(self, k: int) -> list[int]:
+        """Values of which kernel `k` may read a view."""
+        return [v for v in dict.fromkeys(self.slots[k]) if self.ranks[v] >= 0 or v in self.scalars.get(k, ())]
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ class _Builder:
 
     def shape(self, awaited: int, v: int) -> int:
         """A shape for views of the rank of `v` that waits for `awaited`."""
-        key = awaited, self.rules.ranks[v]
+        key = awaited, max(self.rules.ranks[v], 0)
         if key not in self.shapes:
             token = self.token(awaited)
             self.shapes[key] = self.add("shape", v, (token,))
@@ -250,14 +258,14 @@ class _Holds:
                 distinct[k] = any(made_by[v] >= 0 and distinct[made_by[v]] for v in kernels[k].reads)
                 if distinct[k] or rules.small_output[k] or rules.free_source < 0:
                     continue
-            options = [v for v in dict.fromkeys(rules.slots[k]) if rules.ranks[v] >= 0]
+            options = rules.options(k)
             if options:
                 distinct[k] = rules.clone[k] > 0
                 waiting.setdefault(awaited, {})[k] = options
         self.wanted: dict[int, tuple[int, int, int]] = {}  # kernel -> (value, what its view waits for, views between)
         for awaited, readers in waiting.items():
             for group in _groups(readers, place, awaited):
-                chosen = _cover(builder.layout.graph, group)
+                chosen = _cover(builder.layout.graph, group, rules)
                 veils = builder.layout.placement.veils if awaited < 0 else ()  # others read that view
                 self.wanted.update((k, (v, awaited, int(v in veils))) for k, v in chosen.items())
         self._tell_apart(schedule)
@@ -275,7 +283,7 @@ class _Holds:
                 if (rules.clone[k], reads) not in seen:
                     break
                 if view is None:
-                    value = next((v for v in rules.slots[k] if rules.ranks[v] >= 0), -1)
+                    value = next(iter(rules.options(k)), -1)
                     if value < 0 or rules.free_source < 0:
                         break
                     view = value, -1, -1
@@ -303,8 +311,8 @@ def _groups(readers: Mapping[int, list[int]], place: Sequence[int], awaited: int
     return groups
 
 
-def _cover(graph: RuntimeGraph, waiting: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Per kernel the one of its values to view, with few values in all: the one that most kernels read comes first."""
+def _cover(graph: RuntimeGraph, waiting: Mapping[int, Sequence[int]], rules: Rules) -> dict[int, int]:
+    """Per kernel the one of its values to view, with few nodes in all: the value that most kernels read comes first."""
     readers: dict[int, int] = {}
     left = dict(waiting)
     while left:
@@ -312,7 +320,8 @@ def _cover(graph: RuntimeGraph, waiting: Mapping[int, Sequence[int]]) -> dict[in
         for options in left.values():
             for v in options:
                 counts[v] = counts.get(v, 0) + 1
-        chosen = max(counts, key=lambda v: (counts[v], not graph.external[v], -v))
+        saved = {v: n - _RANK_NODES * (rules.ranks[v] < 0) for v, n in counts.items()}
+        chosen = max(saved, key=lambda v: (saved[v], not graph.external[v], -v))
         covered = [k for k, options in left.items() if chosen in options]
         readers.update(dict.fromkeys(covered, chosen))
         for k in covered:

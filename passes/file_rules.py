@@ -105,12 +105,15 @@ def file_rules(
         return sum(moved[v] for v in kernel_values) <= small and all(sized[v] for v in kernel_values)
 
     kernels = runtime.kernels
+    scalar = [c and shape == () for c, shape in zip(kept_constant, shapes, strict=True)]
+    elementwise = [k for k, kernel in enumerate(kernels) if kernel.broadcast and not graph.sections.forward[k]]
     return Rules(
         free_source=_free_source(graph, tensor),
         probes=probes,
         ranks=[-1 if s is None or c else len(s) for s, c in zip(shapes, kept_constant, strict=True)],
         countable=[t and (shape or types[name].elem_type in _VIEWED_TYPES) for t, shape, name in rows],
         slots=[k.reads[: len(k.reads) - c] for k, c in zip(kernels, captured, strict=True)],
+        scalars={k: found for k in elementwise if (found := [v for v in kernels[k].reads if scalar[v]])},
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
         clone=_clone_numbers(graph),
@@ -134,7 +137,8 @@ def _constants(graph: TrainingGraph) -> frozenset[str]:
     """What the runtime knows the value of: constant initializers and what is made of these alone.
 
     Kernels pack constant weights when the session is made, and then add up in another order: behind a view the weight
-    is no constant, and the last bit may differ. On CUDA, a view would take a shape away from the host, which reads it.
+    is no constant, and the last bit may differ. A scalar operand of an elementwise kernel is no weight; in the forward
+    section, fusions look for it. On CUDA, a view would take a shape away from the host, which reads it.
     """
     index = graph.index
     overridable = index.inputs if index.model.ir_version >= 4 else {}

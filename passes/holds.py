@@ -167,7 +167,7 @@ class _Search:
                 before -= 1
             if before < 0 or self.late_places[before] <= behind[k]:
                 continue
-            if any(rules.ranks[v] >= 0 for v in rules.slots[row]):
+            if rules.options(row):
                 found[k] = self.late[before]
                 behind[k] = self.late_places[before]
         return found

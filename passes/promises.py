@@ -9,11 +9,10 @@ know gets none: so what it is made from is read through a view (`barriers`, rele
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_sublinear.runtime_model import RuntimeGraph, Simulation, executed_orders, simulate
+from onnx_sublinear.runtime_model import RuntimeGraph, executed_orders, simulate
 
 __all__ = ["breakable_promises"]
 
@@ -21,48 +20,25 @@ _ROUNDS = 8
 _MARGIN = 0.98  # each round aims a little below the limit, since a broken promise makes others
 
 
-@dataclass(frozen=True)
-class _Promise:
-    """A value that takes over a dead buffer, which is held in the steps [start, end) in between."""
-
-    value: int
-    size_bytes: int
-    start: int
-    end: int
+_Promise = tuple[int, int, int]  # as in `Simulation.promises`
 
 
-def _promises(graph: RuntimeGraph, order: Sequence[int], run: Simulation) -> list[_Promise]:
-    """The promises of one simulation, from the last read of one tenant of a buffer to the birth of the next."""
-    last_read: dict[int, int] = {}  # buffer -> last step that touched it
-    found: list[_Promise] = []
-    for step, k in enumerate(order):
-        kernel = graph.kernels[k]
-        touched = {run.buffer_of[v] for v in kernel.reads}
-        for v in kernel.writes:
-            owner = run.buffer_of[v]
-            if owner >= 0 and owner != v and owner not in touched and owner in last_read:
-                found.append(_Promise(v, graph.sizes[owner], last_read[owner] + 1, step))
-        for owner in (*touched, *(run.buffer_of[v] for v in kernel.writes)):
-            if owner >= 0:
-                last_read[owner] = step
-    return [p for p in found if p.end > p.start and p.size_bytes]
-
-
-def _to_break(promises: Sequence[_Promise], profile: Sequence[int], limit_bytes: int) -> set[int]:
+def _to_break(sizes: Sequence[int], promises: Sequence[_Promise], profile: Sequence[int], limit_bytes: int) -> set[int]:
     """Values of promises without which the profile stays within the limit, the largest at the highest peak first."""
     live = np.asarray(profile, dtype=np.int64)
     chosen: set[int] = set()
-    remaining = sorted(promises, key=lambda p: (-p.size_bytes, p.start - p.end))
+    remaining = sorted(promises, key=lambda p: (-sizes[p[0]], p[1] - p[2]))
     while live.size:
         peak = int(live.argmax())
         if live[peak] <= limit_bytes:
             break
-        best = next((p for p in remaining if p.start <= peak < p.end), None)
+        best = next((p for p in remaining if p[1] <= peak < p[2]), None)
         if best is None:
             break
         remaining.remove(best)
-        chosen.add(best.value)
-        live[best.start : best.end] -= best.size_bytes
+        value, start, end = best
+        chosen.add(value)
+        live[start:end] -= sizes[value]
     return chosen
 
 
@@ -93,17 +69,17 @@ def breakable_promises(
     orders = executed_orders(graph)
     following = max(graph.layouts, default=0) + 1
     broken: set[int] = set()
+
+    def can_break(v: int) -> bool:
+        return graph.sizes[v] >= max(least_bytes, 1) and graph.names[v] not in hopeless
+
     for _ in range(_ROUNDS):
         chosen: set[int] = set()
         for order in orders.values():
             run = simulate(graph, order)
             if run.peak_bytes > limit_bytes:
-                promises = [
-                    p
-                    for p in _promises(graph, order, run)
-                    if p.size_bytes >= least_bytes and graph.names[p.value] not in hopeless and p.value not in broken
-                ]
-                chosen |= _to_break(promises, run.profile, int(limit_bytes * _MARGIN))
+                promises = [p for p in run.promises if can_break(p[0]) and p[0] not in broken]
+                chosen |= _to_break(graph.sizes, promises, run.profile, int(limit_bytes * _MARGIN))
         if not chosen:
             break
         broken |= chosen

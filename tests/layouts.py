@@ -17,12 +17,13 @@ def line(reads_of, *, outputs=(), size=128, late=()):
     return graph
 
 
-def rules(graph, *, probes=False, ranks=None, countable=None, small=(), clones=(), bodies=None):
+def rules(graph, *, probes=False, ranks=None, scalars=None, countable=None, small=(), clones=(), bodies=None):
     count = len(graph.kernels)
     return Rules(
         ranks=ranks or [2] * len(graph.names),
         countable=countable or [True] * len(graph.names),
         slots=[k.reads for k in graph.kernels],
+        scalars=scalars or {},
         small_output=[k in small for k in range(count)],
         small_all=[k in small for k in range(count)],
         clone=[clones.get(k, 0) if isinstance(clones, dict) else (k + 1) * (k in clones) for k in range(count)],

@@ -44,6 +44,20 @@ class TestHolds:
         other = lay_out(fan, [0, 1, 2], Placement({1: 2, 2: 2}), rules(fan, ranks=[2, 3, 2, 2, 2]))
         assert rows(other) == ["v0", "token(v0)", "shape(x)", "view(x)", "v1", "shape(w)", "view(w)", "v2"]
 
+    def test_a_scalar_constant_serves_all_that_read_it(self):
+        fan = line([*[[X]] * 7, *([v, W] for v in range(3, 9))])
+        readers = [7, 8, 9, 10, 11]  # not 12: W is no scalar operand there
+        may = rules(fan, ranks=[2, -1, *[2] * 13], scalars=dict.fromkeys(readers, [W]))
+        layout = lay_out(fan, range(13), Placement(dict.fromkeys([*readers, 12], 2)), may)
+        text = " ".join(rows(layout))
+        assert text.endswith("token(v0) shape(w) view(w) v7 v8 v9 v10 v11 shape(v6) view(v6) v12")
+
+    def test_a_scalar_constant_stays_one_for_few(self):
+        fan = line([[X], [W, X], [X], [2, W], [3, W]])
+        may = rules(fan, ranks=[2, -1, *[2] * 5], scalars=dict.fromkeys([3, 4], [W]))
+        layout = lay_out(fan, range(5), Placement(dict.fromkeys([3, 4], 2)), may)
+        assert [r for r in rows(layout) if "view" in r] == ["view(v0)", "view(v1)"]
+
     def test_values_of_unknown_rank_are_not_viewed(self):
         layout = lay_out(LEAVES, [0, 1, 2, 3], Placement({2: 3}), rules(LEAVES, ranks=[2, 2, -1, 2, 2, 2]))
         assert layout.added == 0
