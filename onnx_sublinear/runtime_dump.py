@@ -92,6 +92,7 @@ def _create_session(path: Path, saved: Path, level: Level) -> str:
 
     options: Any = session_options(level=level, arena=False, threads=1)
     options.log_severity_level = 4
+    options.enable_mem_reuse = False  # which buffers are shared is not asked here, and takes long to find out
     options.optimized_model_filepath = str(saved)
     options.add_session_config_entry("session.save_model_format", "ORT")
     options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy the weights
