@@ -34,7 +34,9 @@ class DepthFirst:
         for producers in self.edges:
             for p in producers:
                 is_leaf[p] = 0
-        self.leaves = [k for k in self.by_rank if is_leaf[k]]
+        leaves = [k for k in self.by_rank if is_leaf[k]]
+        self.leaves = [k for k in leaves if not graph.kernels[k].late]
+        self.late_leaves = [k for k in leaves if graph.kernels[k].late]
 
     def order(self, first: Sequence[int] = ()) -> list[int]:
         """The order if a leaf that reads it were put at the end of the file for each kernel in `first`, the first last.
@@ -43,7 +45,8 @@ class DepthFirst:
             first: kernels in the order in which they are to run.
         """
         edges = self.edges
-        stack = [*self.leaves, *reversed(first)]
+        read = frozenset(first)
+        stack = [*self.leaves, *reversed(first), *(k for k in self.late_leaves if k not in read)]
         entered = bytearray(len(edges))
         order: list[int] = []
         pop, push = stack.pop, stack.append

@@ -135,6 +135,12 @@ class RuntimeGraph:
         arguments = self.frame_bytes if self.frame_bytes >= 3 * least_bytes else 0  # three lists
         return arguments + sum(size for size in lists if size >= least_bytes)
 
+    def unread(self) -> frozenset[int]:
+        """Values that a kernel makes and that neither a kernel nor the caller reads."""
+        read = {v for kernel in self.kernels for v in kernel.reads}
+        made = (v for kernel in self.kernels for v in kernel.writes)
+        return frozenset(v for v in made if v not in read and not self.is_output[v])
+
     def producers(self) -> list[int]:
         """Per value the position of its kernel, or -1."""
         made_by = [-1] * len(self.names)

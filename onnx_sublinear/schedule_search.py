@@ -23,15 +23,18 @@ _LARGEST_GROUP = 24  # nodes that move together
 _CLOSE = 0.98  # of the peak: what lies higher counts
 
 
-def improved(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = ()) -> list[int]:
+def improved(
+    graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] = (), drained: Collection[int] = ()
+) -> list[int]:
     """`order` (kernels of `graph`), with nodes moved as long as that lowers the peak.
 
     Args:
         graph: the file.
         order: a topological order.
         fixed: kernels that stay in their order.
+        drained: values that nothing reads and that are released all the same.
     """
-    search = _Search(graph, fixed)
+    search = _Search(graph, fixed, drained)
     current = list(order)
     score, profile = search.score(current)
     trials = min(_MOST_TRIALS, _WORK // max(len(current), 1))
@@ -53,9 +56,9 @@ def improved(graph: RuntimeGraph, order: Sequence[int], fixed: Collection[int] =
 class _Search:
     """What does not depend on the order."""
 
-    def __init__(self, graph: RuntimeGraph, fixed: Collection[int]) -> None:
+    def __init__(self, graph: RuntimeGraph, fixed: Collection[int], drained: Collection[int]) -> None:
         self.graph, self.fixed = graph, frozenset(fixed)
-        self.replay = Replay(graph)
+        self.replay = Replay(graph, drained)
         self.made_by = graph.producers()
         self.readers: list[list[int]] = [[] for _ in graph.names]
         for k, kernel in enumerate(graph.kernels):

@@ -32,9 +32,9 @@ from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
 
 AddedKind = Literal["token", "dim", "shape", "view", "probe", "marker"]
 
-__all__ = ["Added", "Layout", "Placement", "Rules", "lay_out"]
+__all__ = ["TOKEN_BYTES", "Added", "Layout", "Placement", "Rules", "lay_out", "marked_values"]
 
-_TOKEN_BYTES = 64
+TOKEN_BYTES = 64
 _RANK_NODES = 3  # zeros, shape and view: what a scalar may need that no other value does
 _NEAR = 8  # places: clones that stand nearer may share the views that keep them apart from their originals
 
@@ -89,7 +89,7 @@ class Placement:
     holds: Mapping[int, int] = field(default_factory=dict)
     markers: Collection[int] = frozenset()
     drains: Collection[int] = frozenset()
-    veils: Collection[int] = frozenset()
+    veils: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Builder:
             made = laid.add_value(laid.names[source], size, laid.layouts[source], shape=laid.shapes[source])
             kernel = Kernel((source, *operands), (made,), alias=((source, made),))
         else:
-            made = laid.add_value("", _TOKEN_BYTES, UNKNOWN_LAYOUT)
+            made = laid.add_value("", TOKEN_BYTES, UNKNOWN_LAYOUT)
             counts = kind in ("token", "dim", "marker")
             kernel = Kernel((source,) if counts else operands, (made,), first=counts)
         laid.kernels.append(kernel)
@@ -224,12 +224,22 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
         veils.after(k)
     marked: list[int] = []
     for k in schedule:
-        writes = graph.kernels[k].writes
-        drained = [v for v in writes if v in placement.drains]
-        marked += drained or ([v for v in writes if rules.countable[v]][:1] if k in placement.markers else [])
+        marked += marked_values(graph, k, placement.drains, rules, marked=k in placement.markers)
     for v in reversed(marked):
         builder.add("marker", v)
     return builder.layout
+
+
+def marked_values(graph: RuntimeGraph, k: int, drains: Collection[int], rules: Rules, *, marked: bool) -> list[int]:
+    """What markers read of kernel `k`: all that is drained, and, if it is marked, the first that has a Size.
+
+    Where something is drained, that one is needed in a body only, whose kernels run one by one.
+    """
+    writes = graph.kernels[k].writes
+    drained = [v for v in writes if v in drains]
+    if not marked or (drained and k not in rules.bodies):
+        return drained
+    return drained + [v for v in writes if rules.countable[v] and v not in drains][:1]
 
 
 class _Holds:

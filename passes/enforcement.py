@@ -74,16 +74,18 @@ class Enforcement:
 
     @cached_property
     def unread(self) -> frozenset[int]:
-        """Values that nothing reads, more than next to nothing: without a marker they are kept to the end."""
-        graph, rules = self.graph, self.rules
-        read = {v for kernel in graph.kernels for v in kernel.reads}
-        return frozenset(
-            v
-            for k, kernel in enumerate(graph.kernels)
-            if not rules.small_output[k]
-            for v in kernel.writes
-            if v not in read and not graph.is_output[v] and rules.countable[v] and graph.sizes[v] > rules.small_bytes
-        )
+        """Values that nothing reads and that stand in the way without a marker.
+
+        Those of more than next to nothing are kept to the end. What the runtime makes anew stands behind all markers:
+        the default order makes it first of all.
+        """
+        graph, rules, made_by = self.graph, self.rules, self.graph.producers()
+
+        def stands_in_the_way(v: int) -> bool:
+            k = made_by[v]
+            return k in rules.bodies or (not rules.small_output[k] and graph.sizes[v] > rules.small_bytes)
+
+        return frozenset(v for v in graph.unread() if rules.countable[v] and stands_in_the_way(v))
 
     def _lay_out(self, placement: Placement) -> Layout:
         return lay_out(self.graph, self.schedule, placement, self.rules)

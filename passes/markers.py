@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onnx_sublinear.orders import DepthFirst
-from onnx_sublinear.passes.barriers import Layout, Rules
+from onnx_sublinear.passes.barriers import TOKEN_BYTES, Layout, Rules, marked_values
 from onnx_sublinear.passes.take_away import TRIALS, WORK, take_away
-from onnx_sublinear.replay import Replay
+from onnx_sublinear.replay import IntArray, Replay
 from onnx_sublinear.runtime_model import RuntimeGraph
 
 __all__ = ["Markers"]
 
 _SHARES = 1 / 50, 1 / 200, 0  # of the limit: what moves less is looked at later
-_ROUNDS_A_SHARE = 4
+_ROUNDS_A_SHARE = 12
 _MOST_MARKS = 4  # at a time and place
 
 
@@ -52,6 +52,11 @@ class Markers:
         self.replay, self.depth_first = Replay(bare.graph, drains), DepthFirst(bare.graph)
         made_by = base.producers()
         self.drained = frozenset(made_by[v] for v in drains)
+        laid_by = bare.graph.producers()  # of a body's results, the kernels in the body
+        self.marked = [
+            [[laid_by[v] for v in marked_values(base, k, drains, rules, marked=m)] for k in range(len(base.kernels))]
+            for m in (False, True)
+        ]
         self.needed = frozenset(needed)
         self.kernel_of: dict[int, int] = {}
         for k, row in enumerate(bare.rows):
@@ -59,15 +64,20 @@ class Markers:
                 self.kernel_of[row] = k  # of a body, the last
         can = [any(rules.countable[v] for v in kernel.writes) for kernel in base.kernels]
         self.weighty = [k for k in schedule if not rules.small_all[k] and can[k]]
+        self.marker_bytes = TOKEN_BYTES + base.value_frame_bytes  # to the end of the run
         self.moved = [sum(base.sizes[v] for v in {*kernel.reads, *kernel.writes}) for kernel in base.kernels]
 
-    def order(self, markers: Collection[int]) -> list[int]:
-        """The default order with these markers."""
-        return self.depth_first.order(sorted(self.kernel_of[k] for k in self.drained.union(self.needed, markers)))
+    def run(self, markers: Collection[int]) -> tuple[list[int], IntArray]:
+        """The default order with these markers, and live bytes at each of its steps."""
+        chosen = self.needed.union(markers)
+        places = sorted(self.drained | chosen, key=self.kernel_of.__getitem__)
+        marked = [laid for k in places for laid in self.marked[k in chosen][k]]
+        order = self.depth_first.order(marked)
+        return order, self.replay.profile(order) + self.marker_bytes * len(marked)
 
     def peak_bytes(self, markers: Collection[int]) -> int:
         """The peak of the default order with these markers."""
-        return self.replay.peak_bytes(self.order(markers))
+        return int(self.run(markers)[1].max(initial=0))
 
     def found(self) -> frozenset[int]:
         """Few markers with which the default order keeps to the limit, as far as any do."""
@@ -77,8 +87,7 @@ class Markers:
             for share in _SHARES:
                 heavy = [k for k in self.weighty if self.moved[k] >= self.limit * share]
                 for _ in range(_ROUNDS_A_SHARE):
-                    order = self.order(markers)
-                    profile = self.replay.profile(order)
+                    order, profile = self.run(markers)
                     peak = int(profile.max(initial=0))
                     if best_peak < 0 or peak < best_peak:
                         best, best_peak = markers, peak

@@ -83,14 +83,15 @@ def _best_schedule(graph: TrainingGraph) -> tuple[list[int], int]:
     would choose and those that planners start from are candidates. The best one is improved by local search.
     """
     runtime, in_file, fixed = graph.runtime, graph.index.order, fixed_nodes(graph)
-    replay = Replay(runtime)
+    drained = runtime.unread()  # by markers, where they are in the way
+    replay = Replay(runtime, drained)
     candidates = [list(in_file), hoist(runtime, in_file, fixed)]
     if not _has_clones(graph):
         executed = executed_orders(runtime, training=graph.on_training_build).values()
         candidates += [order for order in executed if keeps_order(order, in_file, fixed)]
         candidates += base_orders(graph)
     best = min(candidates, key=replay.peak_bytes)
-    best = improved(runtime, best, fixed)
+    best = improved(runtime, best, fixed, drained)
     return best, replay.peak_bytes(best)
 
 

@@ -11,15 +11,16 @@ they save there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnx_sublinear.passes.barriers import Layout, Rules, lay_out
+from onnx_sublinear.passes.barriers import Layout, Placement, Rules, lay_out
 from onnx_sublinear.passes.emission import Draft, Emitted, emit
 from onnx_sublinear.passes.enforcement import Enforcement
 from onnx_sublinear.passes.file_rules import SMALL_SHARE
 from onnx_sublinear.passes.promises import breakable_promises
+from onnx_sublinear.passes.take_away import take_away
 from onnx_sublinear.runtime_model import RuntimeGraph, executed_orders, simulate
 from onnx_sublinear.sizes import TensorType
 from onnx_sublinear.training_graph import TrainingGraph
@@ -29,6 +30,7 @@ __all__ = ["Veiling", "guards"]
 _ROUNDS = 12
 _SHORTEST_EPOCH = 4  # nodes
 _MOST_EPOCHS = 400  # with more, sessions of large graphs are slow to create
+_DRAFT_WORK = 10_000  # nodes of the drafts that look for needless veils
 _SHAPED = frozenset(("Reshape", "Expand"))  # the shape of the result is an input
 _NORMALIZATIONS = frozenset(("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"))
 
@@ -89,7 +91,7 @@ class Veiling:
     def _veiled(self, layout: Layout) -> Emitted:
         """Breaks promises: sets tensors apart where the runtime infers no number, and makes it so by veils."""
         limit = self.search.limit_bytes
-        least = int(limit * SMALL_SHARE)
+        least, given = int(limit * SMALL_SHARE), layout.placement.veils
         draft = Draft(self.graph, layout, least)
         apart: set[str] = set()
         tried: set[str] = set()
@@ -117,11 +119,34 @@ class Veiling:
                 break
             apart |= added
             if veils:
-                placement = replace(layout.placement, veils={*layout.placement.veils, *veils})
-                layout = lay_out(self.search.graph, self.search.schedule, placement, self.search.rules)
+                layout = self._lay_out(replace(layout.placement, veils=layout.placement.veils | veils))
                 draft = Draft(self.graph, layout, least)
         assert best is not None
-        return best[1].written(*best[2:])
+        reached, draft, epoch, chosen = best
+        draft = self._fewer(draft, epoch, chosen, max(reached, limit), draft.layout.placement.veils - given)
+        return draft.written(epoch, chosen)
+
+    def _fewer(
+        self, draft: Draft, epoch: int, apart: Collection[str], allowed_bytes: int, veils: Collection[int]
+    ) -> Draft:
+        """The draft without those of `veils` that it can do without."""
+        best = draft
+
+        def without(group: Sequence[int]) -> bool:
+            nonlocal best
+            placement = best.layout.placement
+            fewer = replace(placement, veils=placement.veils.difference(group))
+            tried = Draft(self.graph, self._lay_out(fewer), draft.least_bytes)
+            if self._worst_bytes(tried.executed(epoch, apart)) > allowed_bytes:
+                return False
+            best = tried
+            return True
+
+        take_away(sorted(veils), without, _DRAFT_WORK // max(len(draft.rows), 1))
+        return best
+
+    def _lay_out(self, placement: Placement) -> Layout:
+        return lay_out(self.search.graph, self.search.schedule, placement, self.search.rules)
 
     def _origins(self, names: Sequence[str], is_known: Sequence[bool], layout: Layout) -> set[int]:
         """Values whose known dims make those of `names` known: behind veils of them all, these are not.

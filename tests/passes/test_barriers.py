@@ -47,14 +47,14 @@ class TestHolds:
     def test_a_scalar_constant_serves_all_that_read_it(self):
         fan = line([*[[X]] * 7, *([v, W] for v in range(3, 9))])
         readers = [7, 8, 9, 10, 11]  # not 12: W is no scalar operand there
-        may = rules(fan, ranks=[2, -1, *[2] * 13], scalars=dict.fromkeys(readers, [W]))
+        may = rules(fan, ranks=[2, -1, *[2] * 13], scalars=dict.fromkeys(readers, (W,)))
         layout = lay_out(fan, range(13), Placement(dict.fromkeys([*readers, 12], 2)), may)
         text = " ".join(rows(layout))
         assert text.endswith("token(v0) shape(w) view(w) v7 v8 v9 v10 v11 shape(v6) view(v6) v12")
 
     def test_a_scalar_constant_stays_one_for_few(self):
         fan = line([[X], [W, X], [X], [2, W], [3, W]])
-        may = rules(fan, ranks=[2, -1, *[2] * 5], scalars=dict.fromkeys([3, 4], [W]))
+        may = rules(fan, ranks=[2, -1, *[2] * 5], scalars=dict.fromkeys([3, 4], (W,)))
         layout = lay_out(fan, range(5), Placement(dict.fromkeys([3, 4], 2)), may)
         assert [r for r in rows(layout) if "view" in r] == ["view(v0)", "view(v1)"]
 
