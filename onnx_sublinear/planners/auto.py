@@ -198,3 +198,6 @@ class _Search:
                 if found:
                     break
             step = min(step * 1.5, 0.1) if found else step / 2
+        smallest = self.pool.smallest(most)
+        _, reruns = improve(self._splitter(smallest.reruns), smallest.peak_bytes, self.effort / 8, rng)
+        self.pool.add_reruns(reruns, smallest.strategy)
