@@ -46,6 +46,12 @@ def optimize(
         str,
         typer.Option(metavar="all|default", help="The execution orders that the plan must hold in: fewer, less added."),
     ] = "all",
+    lower: Annotated[
+        bool,
+        typer.Option(
+            "--lower", help="Write ONNX Runtime's training operators as standard ones first, for stock builds."
+        ),
+    ] = False,
     passes: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The passes, e.g. 'recompute{budget=2GiB},inplace,order,share'.")
     ] = None,
@@ -88,11 +94,15 @@ def optimize(
         loss=tuple(loss or ()),
         target=target,
         robust=robust,
+        lower=lower,
         passes=passes,
         progress=say,
     )
     if verify:
-        _verify(load_model(model), result.model, model, output, dims, target, say)
+        source, lowered = load_model(model), False
+        if lower or "lower-training-ops" in (passes or ""):
+            source, lowered = api.lowered(source), True
+        _verify(source, result.model, model, output, dims, target, say, lowered)
     say(f"writing {output}")
     saved = save_model(result.model, output, source_path=model, force=force)
     for warning in dict.fromkeys((*result.report.warnings, *saved.warnings)):
@@ -132,8 +142,12 @@ def _verify(
     dims: dict[str, int],
     target: str,
     say: Progress,
+    lowered: bool,
 ) -> None:
-    """Compare both models before anything is written under the output's name."""
+    """Compare both models before anything is written under the output's name.
+
+    `source` is what lies at `model`, or that with its training operators lowered, which is then compared instead.
+    """
     from onnx_sublinear.errors import VerificationError
     from onnx_sublinear.feeds import make_feeds
     from onnx_sublinear.model_io import save_model
@@ -144,9 +158,13 @@ def _verify(
         raise VerificationError(f"the rewrite is not provably equal: {findings[0]}", "please report it")
     feeds: dict[str, Any] = make_feeds(source, dims)
     with tempfile.TemporaryDirectory(prefix=".onnx-sublinear-", dir=output.parent) as folder:
-        candidate = Path(folder) / output.name
+        candidate = Path(folder) / f"result-{output.name}"
         save_model(result, candidate, source_path=model)
-        comparison = compare_models(model, candidate, feeds, target=target, progress=say)
+        original = model
+        if lowered:
+            original = Path(folder) / f"lowered-{output.name}"
+            save_model(source, original, source_path=model)
+        comparison = compare_models(original, candidate, feeds, target=target, progress=say)
     if comparison.random_outputs:
         say_warning(
             f"{len(comparison.random_outputs)} outputs are random in the input model itself and were not compared,"

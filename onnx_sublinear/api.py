@@ -17,6 +17,7 @@ from onnx_sublinear.model_io import check_external_data, check_model, load_model
 from onnx_sublinear.ops.traits import Target, is_opaque
 from onnx_sublinear.passes import Pass, PassResult, Pipeline
 from onnx_sublinear.passes.fusions import can_be_checked, executed_files
+from onnx_sublinear.passes.lower_training_ops import LowerTrainingOpsPass
 from onnx_sublinear.passes.prepare import prepare
 from onnx_sublinear.passes.recompute import RecomputePass
 from onnx_sublinear.passes.registry import default_passes
@@ -26,7 +27,7 @@ from onnx_sublinear.runtime_model import lower_bound
 from onnx_sublinear.sizes import free_symbols
 from onnx_sublinear.training_graph import TrainingGraph
 
-__all__ = ["Inspection", "Report", "Result", "inspect", "optimize"]
+__all__ = ["Inspection", "Report", "Result", "inspect", "lowered", "optimize"]
 
 _BUDGET_ATTEMPTS = 4
 _SHORT = 1.03
@@ -151,6 +152,7 @@ def optimize(
     loss: Sequence[str] = (),
     target: str = "cpu",
     robust: str = "all",
+    lower: bool = False,
     passes: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
@@ -167,6 +169,8 @@ def optimize(
         target: "cpu" or "cuda": whose in-place kernels hold.
         robust: "all": the plan holds in every execution order, and with the fusions of the installed ONNX Runtime;
             "default": in the default order only, with fewer added nodes.
+        lower: write the operators of ONNX Runtime's training builds as standard ones first (pass `lower-training-ops`),
+            so that a stock build runs the result; what the report says of "before" is then about the lowered graph.
         passes: a pipeline's text form to run instead of the default one.
         progress: called with the name of each stage when it starts.
 
@@ -182,6 +186,11 @@ def optimize(
         raise UsageError(f"robust is 'all' or 'default', not '{robust}'")
     graph, missing = _graph(model, dims, loss, target)
     graph = graph.counting(robust == "all")
+    lowering: tuple[str, ...] = ()
+    if lower:
+        _announce(progress, LowerTrainingOpsPass.name)
+        lowered = LowerTrainingOpsPass()(graph)
+        graph, lowering = lowered.graph, lowered.notes
     _announce(progress, "sizes")
     before = {name: run.peak_bytes for name, run in graph.simulations.items()}
     if passes is not None and (budget is not None or max_overhead is not None or strategy != "auto"):
@@ -193,7 +202,18 @@ def optimize(
         result = _pipeline(Pipeline.parse(passes).passes, progress)(graph)
     else:
         result = _plan_and_rewrite(graph, budget, max_overhead, strategy, progress)
+    result = replace(result, notes=(*lowering, *result.notes))
     return _result(graph, before, result, (*missing, *_opaque_warnings(graph)), started)
+
+
+def lowered(model: ModelProto) -> ModelProto:
+    """The model with the operators of ONNX Runtime's training builds written as standard ones.
+
+    Raises:
+        ModelError: the model is not usable, or an operator cannot be lowered.
+    """
+    check_model(model)
+    return LowerTrainingOpsPass()(TrainingGraph(prepare(model))).model
 
 
 def inspect(

@@ -13,13 +13,14 @@ from importlib.metadata import entry_points
 from onnx_sublinear.errors import UsageError
 from onnx_sublinear.passes.base import Pass
 from onnx_sublinear.passes.inplace import InplacePass
+from onnx_sublinear.passes.lower_training_ops import LowerTrainingOpsPass
 from onnx_sublinear.passes.order import OrderPass
 from onnx_sublinear.passes.recompute import RecomputePass
 from onnx_sublinear.passes.share import SharePass
 
 __all__ = ["available", "default_passes", "pass_named"]
 
-_OURS: tuple[type[Pass], ...] = (RecomputePass, InplacePass, OrderPass, SharePass)
+_OURS: tuple[type[Pass], ...] = (LowerTrainingOpsPass, RecomputePass, InplacePass, OrderPass, SharePass)
 _GROUP = "onnx_sublinear.passes"
 
 

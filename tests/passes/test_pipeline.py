@@ -9,6 +9,7 @@ from graphs import deep_chain, graph
 from onnx_sublinear.errors import PassError, PostconditionError, PreconditionError, UsageError
 from onnx_sublinear.passes import Pass, PassResult, Pipeline, registry
 from onnx_sublinear.passes.inplace import InplacePass
+from onnx_sublinear.passes.lower_training_ops import LowerTrainingOpsPass
 from onnx_sublinear.passes.order import OrderPass
 from onnx_sublinear.passes.recompute import RecomputePass
 from onnx_sublinear.passes.registry import available, default_passes, pass_named
@@ -93,7 +94,7 @@ class TestTextForm:
     def test_unknown_names_are_said_with_what_exists(self):
         with pytest.raises(UsageError, match="no pass 'fast'") as caught:
             pass_named("fast")
-        assert caught.value.hint == "passes: recompute, inplace, order, share"
+        assert caught.value.hint == "passes: lower-training-ops, recompute, inplace, order, share"
         with pytest.raises(UsageError, match="no option 'colour'") as caught:
             Pipeline.parse("recompute{colour=red}")
         assert caught.value.hint == "its options: budget, max-overhead, strategy"
@@ -112,7 +113,8 @@ class TestOptions:
 
 class TestRegistry:
     def test_ours_are_there(self):
-        assert dict(list(available().items())[:4]) == {
+        assert dict(list(available().items())[:5]) == {
+            "lower-training-ops": LowerTrainingOpsPass,
             "recompute": RecomputePass,
             "inplace": InplacePass,
             "order": OrderPass,
