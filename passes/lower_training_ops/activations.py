@@ -127,12 +127,7 @@ def dropout_grad(e: Emitter) -> list[Value]:
     The kernel (nn/dropout_op.cc) passes dY on at ratio 0, and without training mode, where the mask is all true.
     """
     dy, mask = e.inputs(2)
-    ratio = e.input(2)
-    held = 0.5 if ratio is None else e.constant(ratio)
-    if held is None and ratio is not None:
-        keep = e.op("Sub", e.like(1, dy), e.cast(ratio, e.elem(dy)))
-    else:
-        keep = e.like(1 - float(held), dy)
+    keep = _kept_share(e, e.input(2), dy)
     dropped = e.op("Where", mask, e.op("Div", dy, keep), e.like(0, dy))
     training = e.input(3)
     if training is None:
@@ -141,3 +136,13 @@ def dropout_grad(e: Emitter) -> list[Value]:
     if mode is not None:
         return [dropped if bool(mode) else dy]
     return [e.op("Where", training, dropped, dy)]
+
+
+def _kept_share(e: Emitter, ratio: Value | None, dy: Value) -> Value:
+    """1 - ratio in the type of dY; the ratio is 0.5 where it is left out."""
+    if ratio is None:
+        return e.like(0.5, dy)
+    held = e.constant(ratio)
+    if held is None:
+        return e.op("Sub", e.like(1, dy), e.cast(ratio, e.elem(dy)))
+    return e.like(1 - float(held.item()), dy)

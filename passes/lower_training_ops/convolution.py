@@ -8,6 +8,7 @@ extended to groups; input and output slots as in orttraining/orttraining/core/gr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from onnx_sublinear.ops.tensor_types import Dim
 from onnx_sublinear.passes.lower_training_ops.emitter import Emitter, Value
@@ -79,7 +80,12 @@ def spread(e: Emitter, dy: Value, weight: Value, over: Value, w: Window, dy_size
             last[i], fill[i] = max(end, 0), max(-end, 0)
         elif w.strides[i] != 1:
             return _spread_to_run_time_size(e, dy, weight, over, w)
-    attributes = {"strides": w.strides, "dilations": w.dilations, "group": w.group, "pads": [*w.before, *last]}
+    attributes: dict[str, Any] = {
+        "strides": w.strides,
+        "dilations": w.dilations,
+        "group": w.group,
+        "pads": [*w.before, *last],
+    }
     if any(fill):
         attributes["output_padding"] = fill
     return e.op("ConvTranspose", dy, weight, **attributes)
@@ -160,7 +166,7 @@ def conv_transpose_grad(e: Emitter) -> list[Value | None]:
     w = window(e, _kernel(e, weight), None)
     # output_padding adds elements behind the last that a kernel reaches: they have no gradient
     rank = len(w.kernel)
-    conv = {"strides": w.strides, "dilations": w.dilations, "group": w.group, "pads": w.pads}
+    conv: dict[str, Any] = {"strides": w.strides, "dilations": w.dilations, "group": w.group, "pads": w.pads}
     dx = e.op("Conv", dy, weight, **conv)
     axes = list(range(2, 2 + rank))
     if any(e.attribute("output_padding", ())):
