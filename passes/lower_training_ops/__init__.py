@@ -115,7 +115,8 @@ def _lowered(graph: TrainingGraph, positions: set[int]) -> ModelProto:
         nodes.extend(emitter.finished(rule(emitter)))
         outputs.update(emitter.extra_outputs)
     model = replace_nodes(model=graph.model, nodes=nodes, value_info=_still_true(graph.model, nodes))
-    model.graph.initializer.extend(constants.tensors)
+    read = {name for node in nodes_at_any_depth(nodes) for name in node.input}
+    model.graph.initializer.extend(t for t in constants.tensors if t.name in read)
     for name, found in outputs.items():
         model.graph.output.append(ValueInfoProto(name=name, type=to_proto(found)))
     return model

@@ -8,6 +8,7 @@ buffer of the next step. Source: orttraining/orttraining/training_ops/cpu/optimi
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import TensorProto
 
 from onnx_sublinear.passes.lower_training_ops.emitter import Emitter, Value
@@ -29,7 +30,7 @@ def in_place_accumulator_v2(e: Emitter) -> list[Value]:
         total = e.op("Where", flag, gradient, total)
     if not e.wants(1):
         e.extra_output(f"{buffer}.updated", total, buffer)
-    return [e.array(True, _BOOL), total]
+    return [_true(e), total]
 
 
 def in_place_accumulator(e: Emitter) -> list[Value]:
@@ -40,3 +41,9 @@ def in_place_accumulator(e: Emitter) -> list[Value]:
     if update is None:
         return [total]
     return [e.op("Where", e.op("Reshape", update, e.array([])), total, buffer)]
+
+
+def _true(e: Emitter) -> Value:
+    """True in the shape that the schema says for output 0, [1]; the kernel itself makes a scalar."""
+    declared = e.known_shape(e.node.output[0]) or ()
+    return e.array(np.ones(declared, dtype=bool), _BOOL)

@@ -13,6 +13,7 @@ from onnx_sublinear.passes.lower_training_ops import (
     losses,
     normalization,
     pooling,
+    recurrent,
 )
 from onnx_sublinear.passes.lower_training_ops.emitter import Rule
 
@@ -61,6 +62,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     (_MS, "SliceGrad"): indexing.slice_grad,
     (_MS, "ConcatTraining"): indexing.concat_training,
     (_MS, "SplitTraining"): indexing.split_training,
+    (_MS, "LSTMTraining"): recurrent.lstm_training,
+    (_MS, "LSTMGrad"): recurrent.lstm_grad,
     (_MS, "InPlaceAccumulator"): accumulators.in_place_accumulator,
     (_MS, "InPlaceAccumulatorV2"): accumulators.in_place_accumulator_v2,
 }
@@ -68,7 +71,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
 
 TRAINING_ONLY = frozenset(
     {
-        *("LSTMTraining", "LSTMGrad", "GRUTraining", "GRUGrad", "YieldOp", "WaitEvent", "RecordEvent", "PythonOp"),
+        *("GRUTraining", "GRUGrad", "YieldOp", "WaitEvent", "RecordEvent", "PythonOp"),
         *("PythonOpGrad", "AdamOptimizer", "AdamWOptimizer", "AdamW", "SGDOptimizer", "SGDOptimizerV2", "SGDV2"),
         *("LambOptimizer", "InplaceClipGradNorm", "ReduceAllL2", "IsFinite", "IsAllFinite", "MixedPrecisionScale"),
         *("SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad", "SparseSoftmaxCrossEntropy", "BitmaskDropoutGrad"),
