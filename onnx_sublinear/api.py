@@ -320,7 +320,7 @@ def _plan_and_rewrite(
         # Without a limit, no order may need more than before; with one, what counts is the worst order.
         better = _never_worse(graph, candidate.graph) if unlimited else _worst(candidate.graph) < _worst(graph)
         needed = limit is None or _worst(candidate.graph) <= limit < _worst(graph)
-        better = better and not (unlimited and _worse_when_fused(graph, candidate.graph))
+        better = better and not (unlimited and _worse_when_fused(graph, candidate))
         if better and needed and _gains(graph, candidate.graph):
             return replace(candidate, notes=(*notes, *candidate.notes))
     if limit is not None and _worst(graph) > limit:
@@ -395,18 +395,20 @@ def _never_worse(before: TrainingGraph, after: TrainingGraph) -> bool:
     )
 
 
-def _worse_when_fused(before: TrainingGraph, after: TrainingGraph) -> bool:
+def _worse_when_fused(before: TrainingGraph, result: PassResult) -> bool:
     """Whether a default session of the installed ONNX Runtime would need more than before.
 
     Fusions and blocked layouts may cost more than was saved. Nothing is known of large graphs, of other builds and
     targets, and of what the runtime refuses; graphs of less than a MiB are not asked about.
     """
-    if not can_be_checked(after):
+    if not can_be_checked(result.graph):
         return False
     old = [file.simulations["default"].peak_bytes for file in executed_files(before, ("all",))]
     if not old or old[0] <= _SMALL_GRAPH_BYTES:
         return False
-    return any(file.simulations["default"].peak_bytes > old[0] for file in executed_files(after, ("all",)))
+    # The order pass has asked already; only the arena's plan was written into the model since.
+    files = result.facts.get("executed_files") or executed_files(result.graph, ("all",))
+    return any(file.simulations["default"].peak_bytes > old[0] for file in files if file.dump.level == "all")
 
 
 def _gains(before: TrainingGraph, after: TrainingGraph) -> bool:

@@ -12,7 +12,8 @@
   input.
 - A recompute **clone** must differ from its original (the runtime merges equal nodes): one of its inputs is a view in
   any case, keyed on a graph input where it is not held.
-- A **marker** is a Size that nothing reads. The default order searches depth-first from the last leaf of the file to
+- A **marker** is a Size that nothing reads (of a value's token where there is one: two Sizes of the value would be
+  merged). The default order searches depth-first from the last leaf of the file to
   the first: markers at the end of the file, in reverse schedule order, make what they read run in its turn. A result
   that nothing reads, which the runtime keeps to the end of the run, is released behind its marker (a **drain**).
 - A **veil** is a view that all readers of a value read: behind it the runtime does not know the dims, so it holds no
@@ -51,7 +52,8 @@ class Rules:
         scalars: per kernel the constants of rank 0 of which it may read a view all the same.
         small_output: per kernel whether running it early costs next to nothing.
         small_all: per kernel whether running it late costs next to nothing.
-        clone: per kernel 0, or for a recompute clone a number that it shares with the other clones of its original.
+        clone: per kernel whether it is a recompute clone.
+        twins: per kernel a number that clones and their original share; 0 for all others.
         small_bytes: what is next to nothing.
         bodies: kernel -> the kernels that the runtime puts in its place.
         probes: whether tokens are taken by Shape of a probe instead of Size.
@@ -64,7 +66,8 @@ class Rules:
     scalars: Mapping[int, Sequence[int]]
     small_output: Sequence[bool]
     small_all: Sequence[bool]
-    clone: Sequence[int]
+    clone: Sequence[bool]
+    twins: Sequence[int]
     small_bytes: int = 0
     bodies: Mapping[int, Sequence[Kernel]] = field(default_factory=dict)
     probes: bool = False
@@ -207,10 +210,9 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
         placement: which additions there are.
         rules: what they may touch.
     """
-    made_by = graph.producers()
     builder = _Builder(graph, placement, rules)
     veils = _Veils(builder, placement.veils)
-    holds = _Holds(builder, schedule, placement.holds, made_by)
+    holds = _Holds(builder, schedule, placement.holds)
     constants = [k for k in schedule if not graph.kernels[k].reads and not graph.kernels[k].writes]
     for k in constants:  # the runtime's orders do not say where they stand; a view may be of what they make
         builder.keep(k)
@@ -226,7 +228,7 @@ def lay_out(graph: RuntimeGraph, schedule: Sequence[int], placement: Placement, 
     for k in schedule:
         marked += marked_values(graph, k, placement.drains, rules, marked=k in placement.markers)
     for v in reversed(marked):
-        builder.add("marker", v)
+        builder.add("marker", builder.tokens.get(v, v))
     return builder.layout
 
 
@@ -242,63 +244,56 @@ def marked_values(graph: RuntimeGraph, k: int, drains: Collection[int], rules: R
     return drained + [v for v in writes if rules.countable[v] and v not in drains][:1]
 
 
-class _Holds:
-    """Lets held kernels, and clones that would be equal to their originals, read views.
+_View = tuple[int, int, int]  # what is viewed, what the view waits for (-1: a graph input), such views in between
 
-    A clone that reads what only clones or views make differs from its original already. Small ones may be merged with
-    it: what reads them then is looked at as if it read the original. Clones of one original must differ as well: where
-    two would read the same, the later one reads a view of the view.
+
+class _Holds:
+    """Lets held kernels, and clones that the runtime would merge with their originals, read views.
+
+    Small clones may be merged; what reads them then reads what the original makes.
     """
 
-    def __init__(
-        self, builder: _Builder, schedule: Sequence[int], holds: Mapping[int, int], made_by: Sequence[int]
-    ) -> None:
-        self.builder = builder
-        rules, kernels = builder.rules, builder.kernels
-        place = [0] * len(kernels)
-        for at, k in enumerate(schedule):
-            place[k] = at
-        distinct = bytearray(len(kernels))
+    def __init__(self, builder: _Builder, schedule: Sequence[int], holds: Mapping[int, int]) -> None:
+        self.builder, self.schedule = builder, schedule
+        rules, graph = builder.rules, builder.layout.graph
+        self.wanted: dict[int, _View] = {}
         waiting: dict[int, dict[int, list[int]]] = {}  # awaited value -> kernel -> inputs that can be viewed
         for k in schedule:
-            awaited = holds.get(k, -1)
-            if awaited < 0:
-                if not rules.clone[k]:
-                    continue
-                distinct[k] = any(made_by[v] >= 0 and distinct[made_by[v]] for v in kernels[k].reads)
-                if distinct[k] or rules.small_output[k] or rules.free_source < 0:
-                    continue
-            options = rules.options(k)
-            if options:
-                distinct[k] = rules.clone[k] > 0
-                waiting.setdefault(awaited, {})[k] = options
-        self.wanted: dict[int, tuple[int, int, int]] = {}  # kernel -> (value, what its view waits for, views between)
+            if holds.get(k, -1) >= 0 and rules.options(k):
+                waiting.setdefault(holds[k], {})[k] = rules.options(k)
         for awaited, readers in waiting.items():
-            for group in _groups(readers, place, awaited):
-                chosen = _cover(builder.layout.graph, group, rules)
-                veils = builder.layout.placement.veils if awaited < 0 else ()  # others read that view
-                self.wanted.update((k, (v, awaited, int(v in veils))) for k, v in chosen.items())
-        self._tell_apart(schedule)
+            self.wanted.update((k, (v, awaited, 0)) for k, v in _cover(graph, readers, rules).items())
+        self.twins = [k for k in schedule if rules.twins[k]] if rules.free_source >= 0 else []
+        for group in _groups(self._merged(), schedule):
+            self.wanted.update((k, (v, -1, 0)) for k, v in _cover(graph, group, rules).items())
+        self._tell_apart()
 
-    def _tell_apart(self, schedule: Sequence[int]) -> None:
-        """Clones that would read what an earlier clone of the same original reads get a view more in between."""
-        rules, kernels = self.builder.rules, self.builder.kernels
-        seen: set[tuple[int, tuple[object, ...]]] = set()
-        for k in schedule:
-            if not rules.clone[k] or rules.small_output[k]:
-                continue
-            while True:
-                view = self.wanted.get(k)
-                reads = tuple(view if view is not None and v == view[0] else v for v in kernels[k].reads)
-                if (rules.clone[k], reads) not in seen:
-                    break
-                if view is None:
-                    value = next(iter(rules.options(k)), -1)
-                    if value < 0 or rules.free_source < 0:
-                        break
-                    view = value, -1, -1
-                self.wanted[k] = view[0], view[1], view[2] + 1
-            seen.add((rules.clone[k], reads))
+    def _must_differ(self, k: int) -> bool:
+        rules = self.builder.rules
+        return rules.clone[k] and not rules.small_output[k] and bool(rules.options(k))
+
+    def _merged(self) -> dict[int, list[int]]:
+        """Clones without a view that would be merged and must not be -> their inputs that can be viewed."""
+        found: dict[int, list[int]] = {}
+        numbers = _Numbers(self.builder)
+        for k in self.twins:
+            kind = numbers.kind_of(k, self.wanted.get(k))
+            if kind in numbers.first and k not in self.wanted and self._must_differ(k):
+                found[k] = self.builder.rules.options(k)
+            else:
+                numbers.take(k, kind)
+        return found
+
+    def _tell_apart(self) -> None:
+        """Clones that would be merged all the same get one more view in between, until none would."""
+        numbers = _Numbers(self.builder)
+        for k in self.twins:
+            kind = numbers.kind_of(k, self.wanted.get(k))
+            while kind in numbers.first and self._must_differ(k):
+                value, awaited, between = self.wanted.get(k, (self.builder.rules.options(k)[0], -1, -1))
+                self.wanted[k] = value, awaited, between + 1
+                kind = numbers.kind_of(k, self.wanted[k])
+            numbers.take(k, kind)
 
     def before(self, k: int) -> None:
         """The view that `k` is held by."""
@@ -307,17 +302,48 @@ class _Holds:
             self.builder.swap(k, v, self.builder.view(v, awaited, between))
 
 
-def _groups(readers: Mapping[int, list[int]], place: Sequence[int], awaited: int) -> list[dict[int, list[int]]]:
-    """Kernels that choose their views together: those that wait for one value; free ones as far as they are near."""
-    if awaited >= 0:
-        return [dict(readers)]
+class _Numbers:
+    """Values as the runtime numbers them to find equal nodes (common_subexpression_elimination.cc).
+
+    Nodes of one kind that read values of equal numbers are merged into the first of them. Kernels that are no twins are
+    taken to equal no other.
+    """
+
+    def __init__(self, builder: _Builder) -> None:
+        self.kernels, self.rules = builder.kernels, builder.rules
+        self.veils = builder.layout.placement.veils
+        self.number: dict[int, int] = {}  # of merged values, that of the first
+        self.first: dict[tuple[object, ...], int] = {}  # kind of node -> the first of its kind
+
+    def kind_of(self, k: int, view: _View | None) -> tuple[object, ...]:
+        """What is equal for kernels that would be merged; `view`: what `k` reads instead of a value."""
+        return self.rules.twins[k], *(self._read(v, view) for v in self.kernels[k].reads)
+
+    def _read(self, v: int, view: _View | None) -> object:
+        number = self.number.get(v, v)
+        if view is not None and view[0] == v:
+            awaited = view[1] if view[1] >= 0 else self.rules.free_source
+            return number, self.number.get(awaited, awaited), view[2]
+        return (number, self.rules.free_source, 0) if v in self.veils else number
+
+    def take(self, k: int, kind: tuple[object, ...]) -> None:
+        """Kernel `k` is of this kind: if it is not the first, it makes what the first makes."""
+        first = self.first.setdefault(kind, k)
+        if first != k:
+            pairs = zip(self.kernels[first].writes, self.kernels[k].writes, strict=False)
+            self.number.update((b, self.number.get(a, a)) for a, b in pairs)
+
+
+def _groups(readers: Mapping[int, list[int]], schedule: Sequence[int]) -> list[dict[int, list[int]]]:
+    """Kernels that choose their views together: those that stand near to each other."""
     groups: list[dict[int, list[int]]] = []
     last = -_NEAR
-    for k in sorted(readers, key=place.__getitem__):
-        if place[k] - last >= _NEAR:
-            groups.append({})
-        groups[-1][k] = readers[k]
-        last = place[k]
+    for at, k in enumerate(schedule):
+        if k in readers:
+            if at - last >= _NEAR:
+                groups.append({})
+            groups[-1][k] = readers[k]
+            last = at
     return groups
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from onnx import TensorProto
 
 from onnx_sublinear.passes.barriers import Rules
-from onnx_sublinear.passes.rewriting import OF_KEY, ROLE_CLONE, role_of
+from onnx_sublinear.passes.rewriting import ROLE_CLONE, clone_of, role_of
 from onnx_sublinear.runtime_model import UNKNOWN_LAYOUT, Kernel, RuntimeGraph
 from onnx_sublinear.training_graph import TrainingGraph
 
@@ -116,20 +116,24 @@ def file_rules(
         scalars={k: found for k in elementwise if (found := [v for v in kernels[k].reads if scalar[v]])},
         small_output=[is_small(k.writes) and k.workspace_bytes <= small for k in kernels],
         small_all=[is_small((*k.writes, *k.reads)) for k in kernels],
-        clone=_clone_numbers(graph),
+        clone=[role_of(node) == ROLE_CLONE for node in index.nodes],
+        twins=_twins(graph),
         small_bytes=small,
         bodies=bodies,
     )
 
 
-def _clone_numbers(graph: TrainingGraph) -> list[int]:
-    """Per node 0, or for a clone the number of its original."""
-    numbers: dict[str, int] = {}
-    found: list[int] = []
-    for node in graph.index.nodes:
-        of = next((p.value for p in node.metadata_props if p.key == OF_KEY), "")
-        is_clone = role_of(node) == ROLE_CLONE
-        found.append(numbers.setdefault(of, len(numbers) + 1) if is_clone else 0)
+def _twins(graph: TrainingGraph) -> list[int]:
+    """Per node a number that clones and their original share; 0 for all others."""
+    nodes, made_by = graph.index.nodes, graph.index.producer
+    originals = {k: made_by[of] for k, node in enumerate(nodes) if (of := clone_of(node)) in made_by}
+    found = [0] * len(nodes)
+    for k, original in originals.items():
+        seen = {k}
+        while original in originals and original not in seen:  # a clone of a clone, from an earlier run
+            seen.add(original)
+            original = originals[original]
+        found[k] = found[original] = original + 1
     return found
 
 

@@ -1,6 +1,7 @@
-"""What the installed ONNX Runtime makes of a written graph, and which holds that calls for.
+"""What the installed ONNX Runtime makes of a written graph, and which additions that calls for.
 
-Fusions put new nodes in place of old ones; in the order by priority these count as the last of the file. The runtime is
+Fusions put new nodes in place of old ones; in the order by priority these count as the last of the file. And where
+nodes are gone, other buffers are free when a tensor is made, so other dead buffers are held for it. The runtime is
 asked for the graph that it would run (`executed_graph`); nothing is run.
 """
 
@@ -10,9 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from onnx_sublinear.errors import SublinearError
 from onnx_sublinear.executed_graph import ExecutedGraph, executed_graph
+from onnx_sublinear.ops.tensor_types import tensor_bytes
 from onnx_sublinear.passes.emission import Emitted
 from onnx_sublinear.passes.enforcement import Enforcement
+from onnx_sublinear.passes.file_rules import SMALL_SHARE
 from onnx_sublinear.passes.holds import RunFile, holds_for
+from onnx_sublinear.passes.promises import breakable_promises
 from onnx_sublinear.runtime import Level
 from onnx_sublinear.runtime_dump import installed_build
 from onnx_sublinear.training_graph import TrainingGraph
@@ -25,6 +29,7 @@ __all__ = [
     "fused_holds",
     "fused_leaves",
     "fused_peak_bytes",
+    "fused_promises",
 ]
 
 CHECKED_LEVELS: tuple[Level, ...] = ("basic", "all")
@@ -87,6 +92,27 @@ def fused_holds(
                 search.graph, _run_file(emitted, file), search.rules, search.limit_bytes, {**held, **found}
             )
     return found
+
+
+def fused_promises(search: Enforcement, files: Sequence[ExecutedGraph]) -> frozenset[str]:
+    """Tensors to be set apart, since a level holds dead buffers for them and then needs more than the limit.
+
+    Only tensors of which the runtime does not know every dim: no declaration hides a number. None on training builds
+    (see `veils`).
+    """
+    found: set[str] = set()
+    if search.training:
+        return frozenset()
+    for file in files:
+        if fused_peak_bytes([file]) > search.limit_bytes * TOLERANCE:
+            names, types = file.runtime.names, file.dump.types
+            known = frozenset(name for name in names if name in types and tensor_bytes(types[name]) is not None)
+            runtime = file.runtime.with_kernels(file.runtime.kernels)
+            broken = breakable_promises(
+                runtime, search.limit_bytes, known, least_bytes=int(search.limit_bytes * SMALL_SHARE)
+            )
+            found.update(names[v] for v in broken)
+    return frozenset(found)
 
 
 def _run_file(emitted: Emitted, file: ExecutedGraph) -> RunFile:

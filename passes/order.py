@@ -8,8 +8,8 @@ Stages:
 2. Find the few additions (`barriers`) that keep every order to it (`enforcement`).
 3. Write nodes, additions, and the type of every tensor that inference knows (the runtime reuses no buffer of unknown
    shape); where dead buffers are held for later tensors, hide their dims (`veils`).
-4. Where ONNX Runtime is installed, ask it for the graph that it would run (`fusions`), and hold what would run ahead of
-   fused nodes.
+4. Where ONNX Runtime is installed, ask it for the graph that it would run (`fusions`), hold what would run ahead of
+   fused nodes, and set tensors apart for which it would hold dead buffers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onnx_sublinear.executed_graph import ExecutedGraph
 from onnx_sublinear.passes.barriers import Layout
 from onnx_sublinear.passes.base import Pass, PassResult
 from onnx_sublinear.passes.emission import Emitted
@@ -30,6 +31,7 @@ from onnx_sublinear.passes.fusions import (
     fused_holds,
     fused_leaves,
     fused_peak_bytes,
+    fused_promises,
 )
 from onnx_sublinear.passes.rewriting import ROLE_CLONE, role_of
 from onnx_sublinear.passes.veils import Veiling, guards
@@ -64,12 +66,12 @@ class OrderPass(Pass):
         if not graph.index.nodes:
             return PassResult(graph)
         schedule, planned = _best_schedule(graph)
-        best = _enforced(
-            graph, schedule, _limit_bytes(graph, planned, parse_bytes(self.within) if self.within else None)
-        )
+        limit_bytes = _limit_bytes(graph, planned, parse_bytes(self.within) if self.within else None)
+        best, files = _enforced(graph, schedule, limit_bytes)
         if best is None:
             return PassResult(graph, notes=("the order of nodes with side effects cannot be kept: nothing was moved",))
-        return PassResult(best.graph, True, facts={"scheduled_bytes": planned, "barriers": best.added})
+        facts = {"scheduled_bytes": planned, "barriers": best.added, "executed_files": files}
+        return PassResult(best.graph, True, facts=facts)
 
 
 def _has_clones(graph: TrainingGraph) -> bool:
@@ -103,8 +105,13 @@ def _limit_bytes(graph: TrainingGraph, planned_bytes: int, within_bytes: int | N
     return max(int(planned_bytes * _LEAST_TOLERANCE), min(int(planned_bytes * _TOLERANCE), before))
 
 
-def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Emitted | None:
-    """The graph that keeps to `schedule`, within the limit as far as possible; None where side effects forbid it."""
+def _enforced(
+    graph: TrainingGraph, schedule: list[int], limit_bytes: int
+) -> tuple[Emitted | None, list[ExecutedGraph]]:
+    """The graph that keeps to `schedule`, within the limit as far as possible, and what sessions run of it.
+
+    None where side effects forbid it; no files where the runtime is not asked.
+    """
     base, bodies = with_bodies(graph)
     rules = file_rules(graph, base, bodies, limit_bytes)
     forward, fixed = graph.sections.forward, fixed_nodes(graph)
@@ -113,36 +120,38 @@ def _enforced(graph: TrainingGraph, schedule: list[int], limit_bytes: int) -> Em
     veils = guards(graph, rules)
     layout = search.run(veils)
     if layout is None:
-        return None
+        return None, []
     best = Veiling(graph, search).best(layout)
     if not all_orders or not can_be_checked(best.graph):
-        return best
+        return best, []
     return _checked(graph, search, layout, best, veils)
 
 
 def _checked(
     graph: TrainingGraph, search: Enforcement, layout: Layout, best: Emitted, veils: Collection[int]
-) -> Emitted:
-    """The graph with the holds that the runtime's fusions call for, where these help."""
+) -> tuple[Emitted, list[ExecutedGraph]]:
+    """The graph with the additions that the runtime's fusions call for, where these help; what sessions run of it."""
     files = executed_files(best.graph)
-    worst = fused_peak_bytes(files)
+    worst = max(fused_peak_bytes(files), best.worst_bytes)
     further: dict[int, int] = {}
     marked: frozenset[int] = frozenset()
+    apart: frozenset[str] = frozenset()
     for _ in range(_CHECKS):
-        if worst <= search.limit_bytes * TOLERANCE:
+        if fused_peak_bytes(files) <= search.limit_bytes * TOLERANCE:
             break
-        added = fused_holds(search, best, files, layout.placement.holds)
+        holds = fused_holds(search, best, files, layout.placement.holds)
         leaves = fused_leaves(search, best, files) - marked
-        if not added and not leaves:
+        promised = fused_promises(search, files) - apart
+        if not holds and not leaves and not promised:
             break
-        further, marked = {**further, **added}, marked | leaves
-        following = search.run(veils, further, marked)
+        further, marked, apart = {**further, **holds}, marked | leaves, apart | promised
+        following = search.run(veils, further, marked) if holds or leaves else layout
         if following is None:
             break
-        emitted = Veiling(graph, search).best(following)
-        files = executed_files(emitted.graph)
-        reached = fused_peak_bytes(files)
-        if not files or max(reached, emitted.worst_bytes) >= max(worst, best.worst_bytes):
+        emitted = Veiling(graph, search).best(following, apart)
+        tried = executed_files(emitted.graph)
+        reached = max(fused_peak_bytes(tried), emitted.worst_bytes)
+        if not tried or reached >= worst:
             break
-        best, layout, worst = emitted, following, reached
-    return best
+        best, layout, files, worst = emitted, following, tried, reached
+    return best, files

@@ -10,7 +10,16 @@ from collections.abc import Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
-__all__ = ["ROLE_BARRIER", "ROLE_CLONE", "ROLE_SCRATCH", "mark", "replace_nodes", "role_of", "set_model_metadata"]
+__all__ = [
+    "ROLE_BARRIER",
+    "ROLE_CLONE",
+    "ROLE_SCRATCH",
+    "clone_of",
+    "mark",
+    "replace_nodes",
+    "role_of",
+    "set_model_metadata",
+]
 
 ROLE_KEY = "onnx_sublinear.role"
 OF_KEY = "onnx_sublinear.of"
@@ -35,6 +44,13 @@ def mark(node: NodeProto, role: str, of: str = "") -> None:
 def role_of(node: NodeProto) -> str:
     """The role that a pass marked on the node, or ""."""
     return next((p.value for p in node.metadata_props if p.key == ROLE_KEY), "") if node.metadata_props else ""
+
+
+def clone_of(node: NodeProto) -> str:
+    """For a recompute clone the first output of the node that it duplicates, else ""."""
+    if role_of(node) != ROLE_CLONE:
+        return ""
+    return next((p.value for p in node.metadata_props if p.key == OF_KEY), "")
 
 
 def replace_nodes(

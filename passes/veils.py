@@ -66,34 +66,35 @@ class Veiling:
     graph: TrainingGraph
     search: Enforcement
 
-    def best(self, layout: Layout) -> Emitted:
-        """The written layout, with as few promises as it takes to keep to the limit."""
-        best = self._best(layout)
+    def best(self, layout: Layout, apart: Collection[str] = ()) -> Emitted:
+        """The written layout, with as few promises as it takes to keep to the limit, and none for tensors `apart`."""
+        best = self._best(layout, apart)
         # As a fresh look at the written model sees it: what stands for a body here is all but exact.
         graph = best.graph
         settled = graph.with_model(graph.model, index=graph.index, sizes=graph.sizes, visible=graph.visible)
         return Emitted(settled, best.rows) if self.search.rules.bodies else best
 
-    def _best(self, layout: Layout) -> Emitted:
+    def _best(self, layout: Layout, apart: Collection[str]) -> Emitted:
         private = not self.search.training
-        if private and self._worst_bytes(layout.graph) > self.search.limit_bytes:  # if it knew all dims that we know
-            return self._veiled(layout)
+        # If the runtime knew all dims that we know:
+        if private and (apart or self._worst_bytes(layout.graph) > self.search.limit_bytes):
+            return self._veiled(layout, apart)
         plain = emit(self.graph, layout, private=private)
         if not private or plain.worst_bytes <= self.search.limit_bytes:
             return plain
-        return min(plain, self._veiled(layout), key=lambda emitted: emitted.worst_bytes)
+        return min(plain, self._veiled(layout, ()), key=lambda emitted: emitted.worst_bytes)
 
     def _worst_bytes(self, graph: RuntimeGraph) -> int:
         orders = executed_orders(graph, training=self.search.training)
         counted = orders if self.search.all_orders else ("default",)
         return max(simulate(graph, orders[name]).peak_bytes for name in counted)
 
-    def _veiled(self, layout: Layout) -> Emitted:
+    def _veiled(self, layout: Layout, given_apart: Collection[str]) -> Emitted:
         """Breaks promises: sets tensors apart where the runtime infers no number, and makes it so by veils."""
         limit = self.search.limit_bytes
         least, given = int(limit * SMALL_SHARE), layout.placement.veils
         draft = Draft(self.graph, layout, least)
-        apart: set[str] = set()
+        apart = set(given_apart)
         tried: set[str] = set()
         hopeless: set[str] = set()
         best: tuple[int, Draft, int, frozenset[str]] | None = None

@@ -18,7 +18,10 @@ def line(reads_of, *, outputs=(), size=128, late=()):
 
 
 def rules(graph, *, probes=False, ranks=None, scalars=None, countable=None, small=(), clones=(), bodies=None):
+    """`clones`: kernels, or kernel -> its original (kernel)."""
     count = len(graph.kernels)
+    original = dict(clones) if isinstance(clones, dict) else {}
+    twins = {**{k: first + 1 for k, first in original.items()}, **{first: first + 1 for first in original.values()}}
     return Rules(
         ranks=ranks or [2] * len(graph.names),
         countable=countable or [True] * len(graph.names),
@@ -26,7 +29,8 @@ def rules(graph, *, probes=False, ranks=None, scalars=None, countable=None, smal
         scalars=scalars or {},
         small_output=[k in small for k in range(count)],
         small_all=[k in small for k in range(count)],
-        clone=[clones.get(k, 0) if isinstance(clones, dict) else (k + 1) * (k in clones) for k in range(count)],
+        clone=[k in clones for k in range(count)],
+        twins=[twins.get(k, 0) for k in range(count)],
         bodies=bodies or {},
         probes=probes,
         free_source=X,

@@ -209,6 +209,20 @@ def test_the_judge_finds_no_order_above_the_promise(name, file_of, tmp_path):
     assert peak <= 1.02 * report.peak_after_bytes
 
 
+@pytest.mark.parametrize("name", ["chain64", "gpt4", "lstm32", "unet3"])
+def test_every_level_and_order_holds_the_plan(name):
+    """On the graphs that sessions of the installed runtime run: nothing is merged, or runs ahead of fused nodes."""
+    pytest.importorskip("onnxruntime")
+    from onnx_sublinear.executed_graph import executed_graph
+    from onnx_sublinear.runtime_dump import installed_build
+
+    if installed_build() != "stock":
+        pytest.skip("planned for the stock build")
+    files = [executed_graph(simulated(name, "after"), level) for level in ("none", "basic", "all")]
+    peaks = [run.peak_bytes for file in files for run in file.simulations.values()]
+    assert max(peaks) <= 1.05 * min(peaks)
+
+
 def agree(a, b):
     """The same type up to symbols: behind a view, the file says its own symbols where the caller still knows dims."""
     if a is None or b is None or a.shape is None or b.shape is None:

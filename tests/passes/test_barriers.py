@@ -76,30 +76,44 @@ class TestHolds:
 class TestClones:
     def test_a_clone_that_waits_for_nothing_reads_a_view_all_the_same(self):
         twice = line([[X], [X], [2]])
-        layout = lay_out(twice, [0, 1, 2], Placement(), rules(twice, clones={1}))
+        layout = lay_out(twice, [0, 1, 2], Placement(), rules(twice, clones={1: 0}))
         assert rows(layout) == ["v0", "token(x)", "shape(x)", "view(x)", "v1", "v2"]
 
     def test_what_reads_a_clone_differs_already(self):
-        chain = line([[X], [X], [3], [4]])
-        layout = lay_out(chain, [0, 1, 2, 3], Placement(), rules(chain, clones={1, 2, 3}))
+        chain = line([[X], [2], [3], [X], [5], [6]])
+        layout = lay_out(chain, range(6), Placement(), rules(chain, clones={3: 0, 4: 1, 5: 2}))
         assert [r for r in rows(layout) if "view" in r] == ["view(x)"]
 
     def test_small_clones_may_be_merged_but_not_what_reads_them(self):
-        chain = line([[X], [X], [3, W]])
-        layout = lay_out(chain, [0, 1, 2], Placement(), rules(chain, clones={1, 2}, small={1}))
-        assert rows(layout) == ["v0", "v1", "token(x)", "shape(v1)", "view(v1)", "v2"]
+        """v2 is v0 again and small: once the two are one, v3 reads what v1 reads."""
+        chain = line([[X], [2, W], [X], [4, W]])
+        layout = lay_out(chain, range(4), Placement(), rules(chain, clones={2: 0, 3: 1}, small={2}))
+        assert rows(layout) == ["v0", "v1", "v2", "token(x)", "shape(v2)", "view(v2)", "v3"]
+
+    def test_a_clone_whose_original_reads_other_values_needs_no_view(self):
+        """v3 is v1 again but reads v2, which is no clone."""
+        other = line([[X], [2], [X], [4]])
+        assert lay_out(other, range(4), Placement(), rules(other, clones={3: 1})).added == 0
 
     def test_clones_of_one_original_are_told_apart(self):
         """v1 and v2 are both clones of v0: without a view in between, the runtime would merge them."""
         thrice = line([[X], [X], [X]])
-        layout = lay_out(thrice, [0, 1, 2], Placement(), rules(thrice, clones={1: 1, 2: 1}))
+        layout = lay_out(thrice, [0, 1, 2], Placement(), rules(thrice, clones={1: 0, 2: 0}))
         assert rows(layout) == ["v0", "token(x)", "shape(x)", "view(x)", "v1", "view(x)", "v2"]
         assert layout.graph.kernels[-1].reads != layout.graph.kernels[-3].reads
+
+    def test_clones_that_wait_for_clones_that_are_merged_are_told_apart(self):
+        """v2 and v3 are small and one for the runtime, so tokens of them are too: v4 and v5 need different views."""
+        same = line([[X], [X], [X], [X], [X], [X]])
+        may = rules(same, clones={2: 1, 3: 1, 4: 0, 5: 0}, small={1, 2, 3})
+        layout = lay_out(same, range(6), Placement({4: 4, 5: 5}), may)
+        source = {r.value: r.source for r in layout.rows if isinstance(r, Added) and r.kind == "view"}
+        assert sorted(v in source for v in source.values()) == [False, False, True]
 
     def test_behind_a_veil_a_clone_reads_a_view_of_the_view(self):
         """The original reads the veil: the clone must not read the same."""
         twice = line([[X], [X]])
-        layout = lay_out(twice, [0, 1], Placement(veils={X}), rules(twice, clones={1}))
+        layout = lay_out(twice, [0, 1], Placement(veils={X}), rules(twice, clones={1: 0}))
         assert rows(layout) == ["token(x)", "shape(x)", "view(x)", "v0", "view(x)", "v1"]
         assert layout.graph.kernels[3].reads != layout.graph.kernels[5].reads
         assert layout.graph.kernels[4].reads[0] == layout.rows[2].value
@@ -120,6 +134,14 @@ class TestMarkers:
         countable = [True] * len(LEAVES.names)
         countable[3] = False
         assert lay_out(LEAVES, [0, 1, 2, 3], Placement(markers={1}), rules(LEAVES, countable=countable)).added == 0
+
+    def test_where_there_is_a_token_a_marker_reads_that(self):
+        """The runtime would merge two Sizes of one value, and the marker would be no leaf any more."""
+        layout = lay_out(LEAVES, [0, 1, 2, 3], Placement({2: 3}, markers={1}), rules(LEAVES))
+        assert rows(layout) == ["v0", "v1", "token(v1)", "shape(v0)", "view(v0)", "v2", "v3", "marker()"]
+        assert layout.rows[-1].source == layout.rows[2].value
+        for order in executed_orders(layout.graph).values():
+            assert originals(layout, order) == [0, 1, 2, 3]
 
 
 class TestVeils:
@@ -200,7 +222,8 @@ def test_views_read_what_the_originals_read_and_the_file_is_sorted(case, data):
         if place[awaited] < place[k]
     }
     subsets = st.sets(st.sampled_from(schedule))
-    clones, markers, small = data.draw(subsets), data.draw(subsets), data.draw(subsets)
+    clones = data.draw(st.dictionaries(st.sampled_from(schedule), st.sampled_from(schedule)))
+    markers, small = data.draw(subsets), data.draw(subsets)
     veils = data.draw(st.sets(st.integers(0, len(schedule) + 1)))
     layout = lay_out(graph, schedule, Placement(holds, markers, veils), rules(graph, small=small, clones=clones))
     source = {r.value: r.source for r in layout.rows if isinstance(r, Added) and r.kind == "view"}
